@@ -47,6 +47,7 @@ class SundialsCrew:
         self._aims: tuple[Array, Outcomes] | None = None
         self._alarms = (STRUCTS["alarms"] * len(graph.equations))()
         self._listed: tuple[int, Listed] | None = None
+        self._starts: tuple[int, Array] | None = None
         self._make()
 
     def _make(self) -> None:
@@ -119,7 +120,10 @@ class SundialsCrew:
 
     def run(self, begin: int, end: int) -> None:
         """See `dae_hybrid.port.native_batch.Crew.run`."""
-        timetable = self._fleet.timetable
+        timetable, starting = self._fleet.timetable, self._fleet.starting
+        if starting is not None and self._aims is not None:
+            self._starts = begin, starting(self._aims[0][begin:end])
+            self._start_from(*self._starts)
         if timetable is None or self._aims is None:
             self._run(begin, end)
             return
@@ -129,6 +133,11 @@ class SundialsCrew:
             self._run(begin + first, begin + last)
             if self.struct.stopped:
                 return
+
+    def _start_from(self, first: int, rows: Array) -> None:
+        """Set the starts of runs from `first` on."""
+        s = self.struct
+        s.starts, s.started, s.start_size = rows.ctypes.data, first, rows.shape[1]
 
     def _list(self, first: int, listed: Listed) -> None:
         """Set the due times of time events, for runs from `first` on."""
@@ -167,6 +176,8 @@ class SundialsCrew:
                 self.aim(*self._aims)
             if self._listed is not None:
                 self._list(*self._listed)
+            if self._starts is not None:
+                self._start_from(*self._starts)
         else:
             self._tell()
         s = self.struct

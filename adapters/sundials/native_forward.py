@@ -42,7 +42,7 @@ def method_of_runs(graph: TransitionGraph, request: RunRequest) -> SundialsMetho
     """The method for explicit equations in native runs; None if the run is not eligible."""
     if graph.ends is None or not all(is_native(e) and not e.unwatched for e in graph.equations):
         return None
-    if (any(graph.timed) or graph.ends.measured) and not request.alarms:
+    if (any(graph.timed) or graph.ends.measured or graph.turns) and not request.alarms:
         return None
     method, wanted = chosen(request.options), request.options.linear_solver
     newton = (e for e in graph.equations if method_of(e, method).implicit)
@@ -108,10 +108,12 @@ class NativeForward:
             memory.model.share(self._parameters)
         self.struct = NativeRunStruct(
             tables=ctypes.addressof(self.loop.struct), stations=ctypes.addressof(self.loop.stations),
-            runs=ctypes.addressof(self._runs), origin=ends.origin.address, final=ctypes.addressof(self._final),
+            runs=ctypes.addressof(self._runs), final=ctypes.addressof(self._final),
             start=self._start.ctypes.data, end=self._end.ctypes.data, by_u=self._by_u.ctypes.data,
             counted=self._counted.ctypes.data, mode=ends.mode, n_modes=count, n_transitions=len(graph.directions),
         )  # fmt: skip
+        if ends.origin is not None:
+            self.struct.origin = ends.origin.address
         self._library = loops()
         self.loop.measure(by_itself=True)
 
@@ -130,7 +132,7 @@ class NativeForward:
         self.loop.tell(
             request.context(self.graph, self.struct.mode, self._ranges, self._rested), options, self._parameters
         )
-        self.loop.set_alarms(request.alarms)
+        self.loop.set_alarms(request.alarms, request.knots)
         self.struct.max_steps, self.struct.watch = options.max_steps, options.automatic
         self.struct.reach, self.struct.longest = BOUND * reach_of(options, self._method), options.max_step or 0.0
         if all(memory.stepper.run.width < WIDE for memory in self.memories):  # otherwise rows are given away
@@ -140,6 +142,8 @@ class NativeForward:
         """Carry out a run; None if it has paused or has not started."""
         s = self.struct
         self._parameters[:] = request.parameters
+        if request.start is not None:
+            self._start[: request.start.size] = request.start
         self._tell(request)
         s.under_way, self.paused = 0, None
         self.loop.measure(by_itself=True)

@@ -65,7 +65,7 @@ class NativeLoop:
         every = [x for links in graph.links for x in links if x is not None]
         functions = [f for x in every for f in (x.cross, x.tangent, x.cost, x.begin, x.solve) if f is not None]
         if graph.ends is not None:
-            functions += [graph.ends.origin, *graph.ends.final]
+            functions += [f for f in (graph.ends.origin, *graph.ends.final, graph.ends.moves) if f is not None]
             functions += [f for measured in graph.ends.measured for f in measured.of_mode if f is not None]
         functions = list({id(f): f for f in functions}.values())  # similar modes share functions
         sizes = np.max([f.work_sizes for f in functions], axis=0)
@@ -135,6 +135,9 @@ class NativeLoop:
             for own, given in zip(self._measured[1], ends.measured, strict=True):
                 own.of_mode, own.data = ctypes.addressof(functions[given.of_mode]), given.data.ctypes.data
                 own.first, own.count = given.components.start, given.components.stop - given.components.start
+            if ends.moves is not None:
+                self._moved = np.zeros((len(ends.measured), self.struct.n_parameters))
+                self.struct.moves, self.struct.moved = ends.moves.address, self._moved.ctypes.data
         self.struct.measured = ctypes.addressof(self._measured[1]) if by_itself and self._measured else None
 
     def tell(self, context: RunContext, options: Options, parameters: Array) -> None:

@@ -93,12 +93,14 @@ class SundialsIntegrator:
         """See `dae_hybrid.port.integrator.Integrator.open`."""
         return SundialsSession(options, parameters, parameter_directions, scales, tuple(wrt))
 
-    def crew(self, graph: TransitionGraph, fleet: NativeBatch) -> SundialsCrew | None:
+    def crew(self, graph: TransitionGraph, fleet: NativeBatch) -> SundialsCrew | str:
         """See `dae_hybrid.port.native_batch.RunsMany.crew`."""
         options = fleet.request.options
         method = method_of_runs(graph, fleet.request)
-        if method is None or (fleet.request.keep_path and table_back(graph, options) is None):
-            return None
+        if method is None:
+            return "a mode is not compiled, has a guard with resolution=, or needs a sparse or iterative linear solver"
+        if fleet.request.keep_path and table_back(graph, options) is None:
+            return "adjoints of implicit steps; gradient='forward' takes any method"
         return SundialsCrew(graph, fleet, method)
 
 

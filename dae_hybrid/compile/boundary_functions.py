@@ -22,24 +22,21 @@ from dae_hybrid.system.initial import InitialMap
 from dae_hybrid.system.measurement import Measurement
 from dae_hybrid.system.transition_map import CLOCK
 
-NONE = np.zeros(0)
 #: limit on the number of compiled measurement functions, over all modes
 MAX_MEASUREMENT_FUNCTIONS = 32
 
 
 def starts_and_ends_plainly(measurements: Sequence[Measurement], initial: InitialMap, builders: Builders) -> bool:
-    """Whether runs start from explicit initial values and have no signals.
+    """Whether the functions of starts, ends and measurements are small.
 
-    Measurement times must be numbers.
+    Values of signals must not depend on the parameters, nor measurement times if there are signals.
     """
-    if initial.explicit is None or initial.signals or not all(isinstance(m.time, float) for m in measurements):
+    if any(s.movable for s in initial.signals) or (initial.signals and any(m.movable for m in measurements)):
         return False
     if len(_shapes(measurements)) * len(builders.unit) > MAX_MEASUREMENT_FUNCTIONS:
         return False
     units = builders.units
-    if any(b.lowering.n + b.nm > MAX_POINT_ENTRIES or b.nk or b.poles or b.nz > SYMBOLIC_SOLVE for b in units.values()):
-        return False
-    return units[builders.unit[initial.mode]].nz <= 1  # its equation is solved for it: the matrix has rank one
+    return not any(b.lowering.n + b.nm > MAX_POINT_ENTRIES or b.nk or b.nz > SYMBOLIC_SOLVE for b in units.values())
 
 
 def _shapes(measurements: Sequence[Measurement]) -> list[Callable[[int], Any]]:
@@ -54,20 +51,26 @@ def end_functions(
 
     Empty if the functions of the measurements are too long to be worth compiling.
     """
-    if initial.explicit is None or initial.exact is None:
-        raise AssertionError("the start is explicit")
     first = builders.units[builders.unit[initial.mode]]
     t, m, p = (ca.MX.sym(k, v) for k, v in zip("tmp", (1, first.nm, first.np), strict=True))
-    given = [t, ca.MX.zeros(first.nm), p]
-    start = initial.explicit.function.call(given)
-    by_p = initial.exact.function.call(given)[1]
-    behind, whole = _numbers(first, p)
-    named = {"origin": ([t, _state(first), m, p, *behind], [*start, *first.entry.call([t, *start, whole]), by_p])}
+    named = {}
+    # an equation that is solved for its variable, without a divisor that may vanish, needs no check of rank
+    is_safe = first.nz <= 1 and not first.poles and not initial.signals
+    if initial.explicit is not None and initial.exact is not None and is_safe:
+        given = [t, ca.MX.zeros(first.nm), p]
+        start = initial.explicit.function.call(given)
+        by_p = initial.exact.function.call(given)[1]
+        behind, whole = _numbers(first, p)
+        named["origin"] = [t, _state(first), m, p, *behind], [*start, *first.entry.call([t, *start, whole]), by_p]
     for mode in builders.units.values():
         y, (behind, whole) = _state(mode), _numbers(mode, p)
         x = y if mode.explicit is None else ca.vertcat(y, first_output(mode.explicit, t, y, m, p))
         point, final = [t, x, m, whole], mode.point_function("final", partial(_final, mode))
         named[f"final{mode.index}"] = [t, y, m, p, *behind], [x, *mode.entry.call(point), *final.call(point)]
+    if any(own.movable for own in measurements):
+        times = (own.time for own in measurements)
+        rates = [ca.MX(1, first.np) if isinstance(time, float) else time.function.call([p])[1] for time in times]
+        named["moves"] = [t, _state(first), m, p], [ca.vertcat(*rates).T]
     # not expanded: factors computed elsewhere must not be simplified together with these
     found = {
         key: ca.Function(f"end_{key}", inputs, [dense(v) for v in outputs]) for key, (inputs, outputs) in named.items()
@@ -124,8 +127,7 @@ def ends_of(
         shape: tuple(functions.get(f"measured{i}_{mode}") for mode in range(len(units))) for shape, i in shapes.items()
     }
     measured = (
-        MeasurementFunctions(m.when(NONE), by_mode[m.of_mode], np.array(m.data, dtype=float), m.components)
-        for m in measurements
+        MeasurementFunctions(by_mode[m.of_mode], np.array(m.data, dtype=float), m.components) for m in measurements
     )
     final = tuple(functions[f"final{unit}"] for unit in units)
-    return BoundaryFunctions(initial.mode, functions["origin"], final, tuple(measured))
+    return BoundaryFunctions(initial.mode, functions.get("origin"), final, tuple(measured), functions.get("moves"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
@@ -18,7 +19,7 @@ from dae_hybrid.interface.parameter_sets import ParameterTable, as_columns, read
 from dae_hybrid.interface.prepared_case import Analysis, CheckedCall, Single, check_analysis, functional_names
 from dae_hybrid.interface.registry import for_call
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.port.native_batch import DONE, Outcomes
+from dae_hybrid.port.native_batch import DONE, Outcomes, worded
 from dae_hybrid.simulation.starts import Starts
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import html, in_short
@@ -109,13 +110,13 @@ def batch(
     given = side_by_side(sets, values)
     threads = _workers(workers)
     out = case.outcomes(len(given))
-    by_crews(case, given, out, threads)
+    reason = by_crews(case, given, out, threads)
     native = int((out.done == DONE).sum())
     failures, outputs = by_single_calls(case, given, out, threads)
     statistics = {
         "runs": len(given), "failed": len(failures), "native": native, "single": len(given) - native, "workers": threads
     }  # fmt: skip
-    return Batch(case, given, out, failures, outputs, statistics)
+    return Batch(case, given, out, failures, outputs, statistics, reason)
 
 
 def _analysis(
@@ -156,6 +157,8 @@ class Batch:
         Error of each failed run, else None; the numbers of a failed run are NaN.
     native : ndarray of bool, shape (N,)
         Whether compiled code completed the run and its gradient needs no closer check; the others are single calls.
+    reasons : tuple of str or None
+        Why each of the others is a single call; None for the native runs.
     n_events, n_steps : ndarray of int, shape (N,)
         Number of events and of steps.
     t : ndarray, shape (n_t,), or None
@@ -167,16 +170,16 @@ class Batch:
     statistics : mapping of str to int
         ``runs``, ``failed``, ``native`` (completed by compiled code), ``single`` (single calls), ``workers``.
 
-    ``batch["u"]`` returns a variable or memory at the output times, (N, n_t), or (N, n_t, size) of a vector; NaN if the
-    mode lacks it and after the end of a run. ``len(batch)`` is N, ``batch.ok`` marks the runs that did not fail, and
-    ``batch.single(i)`` repeats run i as a single call.
+    ``batch["u"]`` returns a variable, memory or signal at the output times, (N, n_t), or (N, n_t, size) of a vector;
+    NaN if the mode lacks it and after the end of a run. ``len(batch)`` is N, ``batch.ok`` marks the runs that did not
+    fail, and ``batch.single(i)`` repeats run i as a single call.
     """
 
     def __init__(
         self, case: CheckedCall, given: Array, out: Outcomes, errors: Mapping[int, DaeHybridError],
-        outputs: Mapping[int, Mapping[str, Array]], statistics: Mapping[str, int],
+        outputs: Mapping[int, Mapping[str, Array]], statistics: Mapping[str, int], reason: str | None = None,
     ) -> None:  # fmt: skip
-        self._case, self._given, self._out, self._singles = case, given, out, outputs
+        self._case, self._given, self._out, self._singles, self._reason = case, given, out, outputs, reason
         n_p = case.system.parameters.size
         self.parameters, self.t = given[:, :n_p], case.setup.t_eval
         self.errors: tuple[DaeHybridError | None, ...] = tuple(errors.get(i) for i in range(len(given)))
@@ -195,7 +198,16 @@ class Batch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         errors = {i: error for i, error in enumerate(self.errors) if error is not None}
-        return Batch, (self._case, self._given, self._out, errors, self._singles, dict(self.statistics))
+        return Batch, (
+            self._case, self._given, self._out, errors, self._singles, dict(self.statistics), self._reason
+        )  # fmt: skip
+
+    @cached_property
+    def reasons(self) -> tuple[str | None, ...]:
+        """Why runs are single calls, None for native runs."""
+        names = [transition.name for transition in self._case.system.transitions]
+        told = zip(self.native.tolist(), self._out.reasons.tolist(), strict=True)
+        return tuple(None if native else self._reason or worded(why, at, names) for native, (why, at) in told)
 
     def __len__(self) -> int:
         return len(self._given)
@@ -244,13 +256,18 @@ class Batch:
                 "There are no outputs: no times were asked for.",
                 remedy="Pass t_eval=; .final has the values at the end.",
             )
-        system, out, width = self._case.system, self._out, self._width(name)
+        system, out, signal = self._case.system, self._out, self._case.system.signal(name)
+        width = 1 if signal is not None else self._width(name)
         found = np.full((len(self), self.t.size, width), np.nan)
+        if signal is not None:
+            here = out.output_modes >= 0
+            memory = out.outputs[here][:, out.outputs.shape[2] - system.memory.size :]
+            found[here, 0] = signal.evaluate(memory, self.t[np.nonzero(here)[1]])
         for mode in system.modes:
             here = out.output_modes == mode.index
             if name in mode.variables:
                 found[here] = self._complete(mode.index, here)[:, mode.variables[name]]
-            elif name in system.memory:
+            elif name in system.memory and signal is None:
                 found[here] = out.outputs[here][:, self._memory_at(name)]
         for i, outputs in self._singles.items():
             values = outputs[name].reshape(-1, width)
@@ -278,15 +295,20 @@ class Batch:
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {name}" for name, count in self.statistics.items() if name != "runs")
-        return f"<Batch of {len(self)} runs of '{self._case.system.name}': {counts}>"
+        most = Counter(reason for reason in self.reasons if reason is not None).most_common(1)
+        why = "".join(f"; single calls mostly because of: {reason} ({count})" for reason, count in most)
+        return f"<Batch of {len(self)} runs of '{self._case.system.name}': {counts}{why}>"
 
     def _repr_html_(self) -> str:
         names = list(self.functionals)
         rows = [
-            [str(i), *(in_short(self.functionals[name][i]) for name in names), str(self.n_events[i]), in_short(t)]
+            [
+                str(i), *(in_short(self.functionals[name][i]) for name in names), str(self.n_events[i]), in_short(t),
+                self.reasons[i] or "",
+            ]
             for i, t in enumerate(self.t_end[:MAX_RUNS_SHOWN])
-        ]
-        return html(repr(self), [["run", *names, "events", "end"], *rows])
+        ]  # fmt: skip
+        return html(repr(self), [["run", *names, "events", "end", "single call because of"], *rows])
 
 
 def _narrow(values: Array, axis: int) -> Array:

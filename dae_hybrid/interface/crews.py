@@ -11,7 +11,7 @@ import numpy as np
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.interface.prepared_case import CheckedCall, Single, gradients_of, trajectory_of
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.port.native_batch import DONE, LEFT_OUT, STEEP, Crew, Outcomes
+from dae_hybrid.port.native_batch import DONE, LEFT_OUT, STEEP, Crew, Outcomes, Reason
 
 #: share of the remaining work, divided by the threads, that a thread takes at once, and its limit
 WORK_SHARE, MAX_RUNS_TAKEN = 0.25, 1000
@@ -24,13 +24,16 @@ type Failures = dict[int, DaeHybridError]
 type Outputs = dict[int, dict[str, Array]]
 
 
-def by_crews(case: CheckedCall, given: Array, out: Outcomes, workers: int) -> None:
-    """Carry out native runs; those not marked `done` are left to single calls."""
+def by_crews(case: CheckedCall, given: Array, out: Outcomes, workers: int) -> str | None:
+    """Carry out native runs; those not marked `done` are left to single calls.
+
+    Return a reason if it concerns all runs; that of each run is in `out`.
+    """
     crews: list[Crew] = []
     for _ in range(min(workers, len(given))):
         crew = case.crew()
-        if crew is None:
-            return
+        if isinstance(crew, str):
+            return crew
         crew.aim(given, out)
         crews.append(crew)
 
@@ -45,6 +48,7 @@ def by_crews(case: CheckedCall, given: Array, out: Outcomes, workers: int) -> No
         case.rest(crew)
     if case.analysis is not None:
         judge_growth(case, given, out, workers)
+    return None
 
 
 def judge_growth(case: CheckedCall, given: Array, out: Outcomes, workers: int) -> None:
@@ -53,7 +57,7 @@ def judge_growth(case: CheckedCall, given: Array, out: Outcomes, workers: int) -
     if not grown.size:
         return
     again, n_p = case.looser.outcomes(grown.size), case.system.parameters.size
-    out.done[grown] = LEFT_OUT
+    out.done[grown], out.reasons[grown] = LEFT_OUT, (Reason.AMPLIFYING, -1)
     by_crews(case.looser, given[grown], again, workers)
     for i, k in enumerate(grown.tolist()):
         if again.done[i] and case.is_determined(given[k, :n_p], out.gradients[k], again.gradients[i]):

@@ -6,7 +6,7 @@ from dae_hybrid.codegen import casadi_tools
 from dae_hybrid.compile import mode_functions
 from dae_hybrid.conditions import amplification, instants, resolution
 from dae_hybrid.numerics import algebraic, crossings, step_polynomial
-from dae_hybrid.port import failure_messages, record_table, replay, segment_rules, stiffness
+from dae_hybrid.port import failure_messages, native_batch, record_table, replay, segment_rules, stiffness
 from dae_hybrid.sensitivity import adjoint
 from dae_hybrid.simulation import automaton, departure, event_logic
 from dae_hybrid.system import excess, linearisation, reinitialisation, system, transition_map
@@ -67,8 +67,9 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
 
 
 def as_c() -> str:
-    """Return the constants as C, and the header columns of an event record from `record_table.HEADER`."""
+    """Return the constants as C, the header columns of an event record, and the reasons to leave a run of a batch."""
     pairs = [(own, (name, name) if isinstance(name, str) else name) for own, names in NAMES.items() for name in names]
     lines = [f"#define {in_c} {getattr(own, name)!r}" for own, (name, in_c) in pairs]
     columns = ", ".join(f"{name.upper()}_AT" for name in record_table.HEADER)
-    return "\n".join((*lines, f"enum {{ {columns}, HEADER }};", ""))
+    reasons = ", ".join(f"{reason.name} = {reason.value}" for reason in native_batch.Reason)
+    return "\n".join((*lines, f"enum {{ {columns}, HEADER }};", f"enum {{ {reasons} }};", ""))

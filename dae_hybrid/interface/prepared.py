@@ -123,7 +123,7 @@ class _Work:
     def __init__(self, case: CheckedCall) -> None:
         self.case = case
         self._idle: list[_Seat] = []
-        self._is_left = case.fleet is None  # whether all runs are left to single calls
+        self._is_left = isinstance(case.plan, str)  # whether all runs are left to single calls
 
     def run(self, p: Array) -> Run:
         """Carry out one run."""
@@ -133,7 +133,7 @@ class _Work:
             seat = self._idle.pop()
         except IndexError:
             crew = self.case.crew()
-            if crew is None:
+            if isinstance(crew, str):
                 self._is_left = True
                 return self._singly(p)
             seat = _Seat(self.case, crew)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import cached_property
 from threading import Lock
@@ -13,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from dae_hybrid.conditions.amplification import LOOSER, difference, lost
 from dae_hybrid.conditions.resolution import integrated
-from dae_hybrid.errors import OptionError, ParameterError
+from dae_hybrid.errors import DaeHybridError, OptionError, ParameterError
 from dae_hybrid.interface import api
 from dae_hybrid.interface.runs import RunBuilder
 from dae_hybrid.numerics.arrays import Array
@@ -44,6 +45,12 @@ class CheckedCall:
         analysis: Analysis | None, wrt: str | Sequence[str] | None, t_eval: ArrayLike | None, adapter: str,
         strict: bool, duality: bool | float, options: Mapping[str, Any], starts: Starts | None = None,
     ) -> None:  # fmt: skip
+        if "keep" in options:
+            raise OptionError(
+                "keep= is an option of single calls: batches and prepared calls keep functionals, gradients, values at "
+                "t_eval= and those at the end.",
+                remedy="Pass t_eval= for outputs; single(i) of a batch, or single of a run, returns all of one run.",
+            )
         self._given: dict[str, Any] = {
             "system": system, "t_span": t_span, "functional": functional, "analysis": analysis, "wrt": wrt,
             "t_eval": t_eval, "adapter": adapter, "strict": strict, "duality": duality, "options": options,
@@ -81,13 +88,15 @@ class CheckedCall:
     # -- by compiled code ---------------------------------------------------------------------------------------
 
     @cached_property
-    def fleet(self) -> NativeBatch | None:
-        """The native batch; None if the integrator cannot carry out the runs natively."""
+    def plan(self) -> NativeBatch | str:
+        """The native batch, or the reason why all runs are left to single calls."""
         setup, system = self.setup, self.system
-        if not isinstance(setup.integrator, RunsMany) or system.signals:
-            return None
-        if self.analysis is not None and (self._checks_duality or not _is_judged_by_numbers(system)):
-            return None
+        if not isinstance(setup.integrator, RunsMany):
+            return f"adapter {setup.integrator.name!r} has no batches"
+        if self.analysis is not None and self._checks_duality:
+            return "duality"
+        if self.analysis is not None and not _is_judged_by_numbers(system):
+            return "gradients with relations, or with kinks at which a run may rest"
         directions, scales = None, None
         if self.analysis == "forward":
             columns = setup.columns(self.indices)
@@ -99,21 +108,53 @@ class CheckedCall:
             schedule=schedule,
         )  # fmt: skip
         origin = None if self.starts is None else self.starts.origin
-        if request is None or (self.starts is not None and origin is None):
-            return None
+        if request is None:
+            return self._why_not()
         # forward analysis gives the gradients of all functionals, and checks the conditions of all
         of = self.names if back else system.functionals.names
         parts = tuple(tuple(range(system.functionals[n].start, system.functionals[n].stop)) for n in of if certify)
         n_start = 0 if self.starts is None else self.starts.size
-        is_timed = any(system.graph.timed) or system.measurements
-        timetable = Timetable(system, setup.span) if is_timed else None
-        return NativeBatch(request, self.indices, parts, integrated(system), origin, n_start, self._certify, timetable)
+        is_timed = any(system.graph.timed) or system.measurements or system.signals
+        timetable = Timetable(system, setup.span, request.waiting, request.knots) if is_timed else None
+        is_given = self.starts is None and system.graph.ends is not None and system.graph.ends.origin is not None
+        starting = None if is_given or origin is not None else self._starts
+        return NativeBatch(
+            request, self.indices, parts, integrated(system), origin, n_start, self._certify, timetable, starting
+        )
+
+    def _starts(self, given: Array) -> Array:
+        """Starts of runs, see `NativeBatch`."""
+        system, t0, found = self.system, self.setup.span[0], dict[int, Array]()
+        mode, n_p = system.modes[system.initial.mode], system.parameters.size
+        for i, row in enumerate(given):
+            own = system if self.starts is None else self.starts.system(row[n_p:])
+            with suppress(DaeHybridError):
+                found[i] = own.initial.numbers(mode, t0, row[:n_p], differentiate=self.analysis is not None)
+        rows = np.full((len(given), max((len(own) for own in found.values()), default=1)), np.nan)
+        for i, numbers in found.items():
+            rows[i] = numbers
+        return rows
+
+    def _why_not(self) -> str:
+        """Return the reason why there is no request for native runs."""
+        options, system = self.setup.options, self.system
+        if not options.native_events:
+            return "native_events=False"
+        if not options.sensitivity_error_control:
+            return "sensitivity_error_control=False"
+        if system.graph.ends is not None:
+            return "a signal, a time event or a measurement does not suit t_span at the nominal parameters"
+        if any(signal.movable for signal in system.signals):
+            return "signals whose values depend on parameters"
+        if system.signals and any(measurement.movable for measurement in system.measurements):
+            return "measurement times that depend on parameters beside signals"
+        return "the start, the end or a measurement is not compiled"
 
     @cached_property
     def looser(self) -> CheckedCall:
         """The same case at looser tolerances, with gradients not subject to conditions."""
         other = copy(self)
-        for name in ("fleet", "_kind"):
+        for name in ("plan", "_kind"):
             other.__dict__.pop(name, None)
         other.setup, other._certify = self.setup.looser(LOOSER), False
         return other
@@ -127,17 +168,20 @@ class CheckedCall:
         limit = lost(self.setup.options.rtol)
         return all(difference(gradients[i] * scale, others[i] * scale, least[i]) <= limit for i in parts)
 
-    def crew(self) -> Crew | None:
-        """Take a crew that carries out runs on one thread; return it with `rest`."""
-        if self.fleet is None or not isinstance(self.setup.integrator, RunsMany):
-            return None
+    def crew(self) -> Crew | str:
+        """Take a crew that carries out runs on one thread; return it with `rest`.
+
+        A string is the reason why all runs are left to single calls.
+        """
+        if isinstance(self.plan, str):
+            return self.plan
         with _resting:
             idle = self.system.graph.cache.setdefault("crews", [])
             for i, (kind, crew) in enumerate(idle):
                 if kind == self._kind:
                     del idle[i]
                     return cast(Crew, crew)
-        return self.setup.integrator.crew(self.system.graph, self.fleet)
+        return cast(RunsMany, self.setup.integrator).crew(self.system.graph, self.plan)
 
     def rest(self, crew: Crew) -> None:
         """Return a crew for reuse."""

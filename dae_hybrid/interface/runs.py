@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dae_hybrid.conditions.resolution import MIN_STEP_LIMIT, RETRIES, ROUGH_RESOLUTION, STEP_LIMIT_FACTOR, finer
-from dae_hybrid.errors import IntegrationError, NonFiniteError, OptionError, StepLimitError, UnsupportedError
+from dae_hybrid.errors import DaeHybridError, IntegrationError, OptionError, StepLimitError, UnsupportedError
 from dae_hybrid.interface.registry import Analysis, check_capabilities, find_integrator, for_call, registered
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Keep, Options, check_keep, check_time_span, check_times
 from dae_hybrid.port.failure_messages import MIN_PROGRESS_SHARE
 from dae_hybrid.port.integrator import Integrator, RunsWhole, Session
-from dae_hybrid.port.native_plan import UNBOUNDED, Alarms, BoundaryFunctions, RunRequest
+from dae_hybrid.port.native_plan import UNBOUNDED, Alarms, BoundaryFunctions, Knots, RunRequest
 from dae_hybrid.port.segment_rules import is_unresolved
 from dae_hybrid.sensitivity import adjoint as adjoint_analysis
 from dae_hybrid.sensitivity.algorithm1 import serban_recuero
@@ -28,6 +28,7 @@ from dae_hybrid.sensitivity.forward import TangentState
 from dae_hybrid.simulation.automaton import Automaton
 from dae_hybrid.simulation.event_logic import SIMULTANEITY_RTOLS
 from dae_hybrid.simulation.native_run import trajectory_of
+from dae_hybrid.simulation.stop_times import StopTimes
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.schedule import Schedule
 from dae_hybrid.system.system import HybridSystem
@@ -263,6 +264,13 @@ class RunBuilder:
             options, certify=certify, keep_path=keep_path,
             directions=parameter_directions, scales=scales, t_eval=t_eval, schedule=schedule,
         )  # fmt: skip
+        if request is not None and cast(BoundaryFunctions, self.system.graph.ends).origin is None:
+            initial = self.system.initial
+            mode = self.system.modes[initial.mode]
+            try:
+                request = request._replace(start=initial.numbers(mode, self.span[0], self.p, differentiate=certify))
+            except DaeHybridError:
+                return None
         found = None if request is None else cast(RunsWhole, session).run(self.system.graph, request)
         return None if found is None else trajectory_of(self.system, found, directions, self.open)
 
@@ -273,29 +281,42 @@ class RunBuilder:
         """Make the request for a native run; None if the run is not eligible."""
         able, ends = self.integrator.capabilities.whole and options.native_events, self.system.graph.ends
         able = able and (directions is None or options.sensitivity_error_control)
-        if not able or ends is None or is_unresolved(*self.span) or not ends.is_measured_within(self.span):
+        if not able or ends is None or is_unresolved(*self.span):
             return None
-        alarms, until = tuple[Alarms, ...](), np.inf
-        if schedule is not None and (any(self.system.graph.timed) or ends.measured):
+        alarms, until, waiting, knots = tuple[Alarms, ...](), np.inf, list[tuple[float, int]](), None
+        if schedule is not None and (any(self.system.graph.timed) or ends.measured or self.system.signals):
             try:
-                alarms, until = self._alarms(schedule, ends)
-            except NonFiniteError:  # of a mode that may never be entered
+                waiting, knots = self._stops(ends, 0 if directions is None else len(directions))
+                alarms, until = self._alarms(schedule, ends, waiting, knots)
+            except DaeHybridError:  # of the run, or of a mode that may never be entered
                 return None
         slack = SIMULTANEITY_RTOLS * options.rtol if certify else 0.0
         return RunRequest(
             options, self.p, self.span, t_eval, directions, scales, certify, slack, keep_path, alarms, until,
-            self.bound if directions is None else UNBOUNDED,
+            self.bound if directions is None else UNBOUNDED, None, waiting, knots,
         )  # fmt: skip
 
-    def _alarms(self, schedule: Schedule, ends: BoundaryFunctions) -> tuple[tuple[Alarms, ...], float]:
-        """Due times in a native run. If they are measurements only, they are cached for the next run."""
+    def _stops(self, ends: BoundaryFunctions, d: int) -> tuple[list[tuple[float, int]], Knots | None]:
+        """Measurements and knots in a native run, in order; cached for the next run unless they move."""
+        cache, key = self.system.graph.cache, (self.span, d)
+        known, found = cache.get("stops", (None, None))
+        if found is None or known != key or ends.moves is not None:
+            stops = StopTimes(self.system, self.span, self.p)
+            found = stops.waiting, stops.knots_within(d) if self.system.signals else None
+            cache["stops"] = key, found
+        return cast(tuple[list[tuple[float, int]], Knots | None], found)
+
+    def _alarms(
+        self, schedule: Schedule, ends: BoundaryFunctions, waiting: list[tuple[float, int]], knots: Knots | None
+    ) -> tuple[tuple[Alarms, ...], float]:
+        """Due times in a native run; cached for the next run if they are fixed measurements and knots only."""
         graph = self.system.graph
-        if any(graph.timed):
-            return schedule.alarms(self.span[0], ends.waiting, None)
-        span, found = graph.cache.get("measured", (None, None))
-        if found is None or span != self.span:
-            found = schedule.alarms(self.span[0], ends.waiting, None)
-            graph.cache["measured"] = self.span, found
+        if any(graph.timed) or ends.moves is not None:
+            return schedule.alarms(self.span[0], waiting, knots)
+        of, found = graph.cache.get("measured", (None, None))
+        if found is None or of is not waiting:
+            found = schedule.alarms(self.span[0], waiting, knots)
+            graph.cache["measured"] = waiting, found
         return cast(tuple[tuple[Alarms, ...], float], found)
 
     def scales(self, directions: Array) -> Array:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -32,7 +33,8 @@ class NativeBatch(NamedTuple):
     components of each functional. `integrated` says for every component of all functionals whether it has more than a
     terminal value. `origin` is that of `BoundaryFunctions` with `n_start` initial values appended to the parameters.
     Without `certify` gradients are computed whether or not their conditions hold. `timetable` holds the time events, if
-    any.
+    any. `starting` computes the outputs of `origin` for runs (N, n_given) if it is not compiled: (N, n), NaN in runs
+    without a start.
     """
 
     request: RunRequest
@@ -43,6 +45,7 @@ class NativeBatch(NamedTuple):
     n_start: int = 0
     certify: bool = True
     timetable: AlarmLists | None = None
+    starting: Callable[[Array], Array] | None = None
 
     @property
     def n_given(self) -> int:
@@ -51,6 +54,63 @@ class NativeBatch(NamedTuple):
 
 
 LEFT_OUT, DONE, STEEP = range(3)
+
+
+class Reason(IntEnum):
+    """Reasons to leave a run to a single call; each is followed by the transition concerned, or -1."""
+
+    NO_REASON = 0
+    BAD_INPUT = 1
+    AT_START = 2
+    NOT_COMPILED = 3
+    SPECIAL_EVENT = 4
+    ACCUMULATING = 5
+    TOO_MANY_EVENTS = 6
+    TOO_MANY_STEPS = 7
+    SLOW_OR_STIFF = 8
+    FAILED_STEP = 9
+    AT_END = 10
+    RESTING = 11
+    DOUBTFUL_EVENT = 12
+    NEAR_MISS = 13
+    BESIDE_START = 14
+    BESIDE_TIME = 15
+    INACCURATE_TIME = 16
+    FAST_PASSAGE = 17
+    UNRESOLVED_DIRECTIONS = 18
+    FAILED_ADJOINT = 19
+    AMPLIFYING = 20
+
+
+#: wording of the reasons
+REASONS = {
+    Reason.NO_REASON: "stopped",
+    Reason.BAD_INPUT: "parameters, initial values or scheduled times are not finite",
+    Reason.AT_START: "the start: inconsistent values, a guard that is due, or a stiff mode",
+    Reason.NOT_COMPILED: "not compiled",
+    Reason.SPECIAL_EVENT: "an event next to another time or guard, or after which a closer look is needed",
+    Reason.ACCUMULATING: "events that may accumulate",
+    Reason.TOO_MANY_EVENTS: "max_events",
+    Reason.TOO_MANY_STEPS: "max_steps",
+    Reason.SLOW_OR_STIFF: "a stiff mode, or slow progress",
+    Reason.FAILED_STEP: "a failed step",
+    Reason.AT_END: "the end: a guard or a time event is due there",
+    Reason.RESTING: "a guard that rests at zero",
+    Reason.DOUBTFUL_EVENT: "an event that may touch, or coincide with another time or guard",
+    Reason.NEAR_MISS: "a guard that turns next to zero",
+    Reason.BESIDE_START: "a guard next to zero at the start",
+    Reason.BESIDE_TIME: "an event next to another time or to the end",
+    Reason.INACCURATE_TIME: "event times that amplify errors",
+    Reason.FAST_PASSAGE: "a fast passage, which may lose digits",
+    Reason.UNRESOLVED_DIRECTIONS: "sensitivities next to their tolerances",
+    Reason.FAILED_ADJOINT: "an adjoint that needs other steps",
+    Reason.AMPLIFYING: "perturbations that grow",
+}
+
+
+def worded(reason: int, transition: int, names: Sequence[str]) -> str:
+    """Word a reason; `names` are those of the transitions."""
+    return REASONS[Reason(reason)] + (f" (transition {names[transition]!r})" if transition >= 0 else "")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -65,6 +125,7 @@ class Outcomes:
     """
 
     done: Integers
+    reasons: Integers  # (N, 2), see `Reason`
     n_events: Integers
     n_steps: Integers
     modes: Integers  # the last one
@@ -81,6 +142,7 @@ class Outcomes:
         width, functionals = max(graph.sizes) + graph.equations[0].n_memory, graph.equations[0].functionals
         return cls(
             done=np.zeros(count, np.int64),
+            reasons=np.tile([Reason.NO_REASON, -1], (count, 1)),
             n_events=np.zeros(count, np.int64),
             n_steps=np.zeros(count, np.int64),
             modes=np.full(count, -1, np.int64),
@@ -110,5 +172,5 @@ class Crew(Protocol):
 class RunsMany(Integrator, Protocol):
     """An integrator with native batches: runs, and gradients that need no further checks."""
 
-    def crew(self, graph: TransitionGraph, fleet: NativeBatch) -> Crew | None:
-        """Return a crew for the runs; None leaves them to single calls."""
+    def crew(self, graph: TransitionGraph, fleet: NativeBatch) -> Crew | str:
+        """Return a crew for the runs, or the reason why they are left to single calls."""

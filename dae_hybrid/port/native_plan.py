@@ -9,6 +9,7 @@ left to the automaton, which resumes from there. An integrator without such a lo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -74,13 +75,12 @@ MEASURES, TURNS = 0, 1
 
 
 class MeasurementFunctions(NamedTuple):
-    """A measurement: its time, a function for every mode in which it is defined, its data, and its components.
+    """A measurement: a function for every mode in which it is defined, its data, and its components.
 
     The functions have the inputs ``(t, x, m, p, clock, data)``, with the integrator's x or (y, z), and return the value
     and its derivatives by (y, m, p, t), dense.
     """
 
-    time: float
     of_mode: tuple[NativeFunction | None, ...]
     data: Array
     components: slice  # of all functionals
@@ -99,22 +99,16 @@ class BoundaryFunctions:
            integrands, to first order
     ====== ==============================================================================================
 
-    `mode` is the initial mode; `final` is by mode.
+    `mode` is the initial mode; `final` is by mode. Without `origin` its outputs are computed before the run, see
+    `InitialMap.numbers`. `moves` returns the derivatives of the measurement times by p, (n_parameters, n_measured), if
+    they are not fixed.
     """
 
     mode: int
-    origin: NativeFunction
+    origin: NativeFunction | None
     final: tuple[NativeFunction, ...]
     measured: tuple[MeasurementFunctions, ...] = ()
-
-    @cached_property
-    def waiting(self) -> list[tuple[float, int]]:
-        """Times and indices of the measurements, in order of time."""
-        return sorted((own.time, i) for i, own in enumerate(self.measured))
-
-    def is_measured_within(self, span: tuple[float, float]) -> bool:
-        """Whether all measurements are within a time span."""
-        return not self.measured or span[0] <= self.waiting[0][0] <= self.waiting[-1][0] <= span[1]
+    moves: NativeFunction | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,7 +267,8 @@ class RunRequest(NamedTuple):
 
     `directions` (d, n_parameters) with their `scales` are those of the sensitivities, if any; `t_eval` and `keep_path`
     are as in `SegmentTask`, `certify` and `slack` as in `RunContext`. `alarms` hold the time events and are complete up
-    to `t_stop`. If the `bound` is exceeded, the run pauses.
+    to `t_stop`. If the `bound` is exceeded, the run pauses. `start` are the outputs of a missing
+    `BoundaryFunctions.origin`. `waiting` are times and indices of the measurements, in order, `knots` those of signals.
     """
 
     options: Options
@@ -288,12 +283,15 @@ class RunRequest(NamedTuple):
     alarms: tuple[Alarms, ...] = ()
     t_stop: float = np.inf
     bound: MemoryBound = UNBOUNDED
+    start: Array | None = None
+    waiting: Sequence[tuple[float, int]] = ()
+    knots: Knots | None = None
 
     def is_like(self, other: RunRequest) -> bool:
         """Whether the other request differs in the parameters only; False with output times."""
         same = self.options is other.options and self.span == other.span and self.alarms is other.alarms
         same = same and self.keep_path == other.keep_path and self.certify == other.certify
-        same = same and self.bound == other.bound
+        same = same and self.bound == other.bound and self.knots is other.knots
         if not same or self.t_eval is not None or other.t_eval is not None:
             return False
         if self.directions is None or other.directions is None or self.scales is None or other.scales is None:
@@ -308,8 +306,8 @@ class RunRequest(NamedTuple):
         directions = np.zeros((0, self.parameters.size)) if self.directions is None else self.directions
         return RunContext(
             graph, mode, self.span, self.options.max_events, (none, none), [], ranges, stayed_at_zero, directions,
-            min(self.span[1], self.t_stop), self.t_eval, self.alarms, certify=self.certify, slack=self.slack,
-            bound=self.bound,
+            min(self.span[1], self.t_stop), self.t_eval, self.alarms, self.knots, certify=self.certify,
+            slack=self.slack, bound=self.bound,
         )  # fmt: skip
 
 

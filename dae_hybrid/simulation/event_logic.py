@@ -507,14 +507,17 @@ class EventLogic:
 
     def notes(self) -> tuple[str, ...]:
         """Return the notes for `diagnostics`."""
-        found = [
-            f"Guard of '{name}' was past its threshold on entry into mode '{mode}'; it waits for its next crossing."
-            for name, mode in sorted(self.past_on_entry)
-        ]
+        found = [past_on_entry(name, mode) for name, mode in sorted(self.past_on_entry)]
         found += resting(self.system, self.stayed_at_zero)
         if self.accumulation is not None:
             found.append(f"The run was ended: events accumulate at about t = {self.accumulation:.12g}.")
         return tuple(found)
+
+
+def past_on_entry(transition: str, mode: str) -> str:
+    """Return the note on a guard that was past its threshold on entry."""
+    where = f"was past its threshold on entry into mode '{mode}'"
+    return f"Guard of '{transition}' {where}; it waits for its next crossing."
 
 
 def resting(system: HybridSystem, stayed_at_zero: NDArray[np.int64]) -> list[str]:

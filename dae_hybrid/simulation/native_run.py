@@ -11,7 +11,7 @@ from dae_hybrid.port.integrator import OpenSession
 from dae_hybrid.port.native_plan import NativeRun
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.replay import SegmentReplay
-from dae_hybrid.simulation.event_logic import resting
+from dae_hybrid.simulation.event_logic import past_on_entry, resting, signs
 from dae_hybrid.simulation.observer import RunObserver
 from dae_hybrid.system.initial import RunStart
 from dae_hybrid.system.measurement import measured_at_ends
@@ -26,7 +26,8 @@ def trajectory_of(
     """Return the trajectory of a native run and notify the observer of it."""
     request = found.request
     p, mode = request.parameters, system.modes[system.initial.mode]
-    start = RunStart(system.initial, mode, request.span[0], found.start, p, found.by_p)
+    by_p = found.by_p if request.start is None or request.certify else None
+    start = RunStart(system.initial, mode, request.span[0], found.start, p, by_p)
     further = SegmentSensitivities if observer is None else observer.on_native_run(start, found)
     directions = getattr(observer, "directions", None)
     p.flags.writeable = False
@@ -46,11 +47,19 @@ def trajectory_of(
         ),
         sampled=request.t_eval is not None and request.t_eval.size > 0,
         statistics=MappingProxyType(found.statistics | {"native_events": found.n_events}),
-        notes=() if found.stayed_at_zero is None else tuple(resting(system, found.stayed_at_zero)),
+        notes=tuple(_notes(system, found)),
         start=start,
         final=(found.t, found.mode, found.end.x, found.end.m),
         turns=system.turns(found.turns),
     )
+
+
+def _notes(system: HybridSystem, found: NativeRun) -> list[str]:
+    """Notes on guards that were past their thresholds at the start, or stayed at zero."""
+    mode = system.modes[system.initial.mode]
+    sides = zip((system.transitions[i] for i in mode.guarded), signs(found.start), strict=False)
+    notes = sorted(past_on_entry(t.name, mode.name) for t, side in sides if t.direction and side == t.direction)
+    return notes + ([] if found.stayed_at_zero is None else resting(system, found.stayed_at_zero))
 
 
 def _parts(

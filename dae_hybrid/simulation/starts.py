@@ -80,7 +80,7 @@ class Starts:
         """`BoundaryFunctions.origin` with the values appended to the parameters; None if it is not compiled."""
         system = self._system
         explicit = system.initial.explicit_at(self._places)
-        if explicit is None or system.graph.ends is None:
+        if explicit is None or system.signals or system.graph.ends is None:
             return None
         mode = system.modes[system.initial.mode]
         e, n_p = mode.equations, system.parameters.size

@@ -23,6 +23,7 @@ class StopTimes:
 
     def __init__(self, system: HybridSystem, span: tuple[float, float], parameters: Array) -> None:
         self.system, self.p, self.signals, self.end = system, parameters, system.signals, span[1]
+        self.start = span[0]
         for signal in system.signals:
             signal.check(span)
         times = [self._snapped(measurement.when(parameters), span[0]) for measurement in system.measurements]
@@ -87,6 +88,17 @@ class StopTimes:
                 changed = np.hstack([signal.rows_along(self.p, directions)[own] for signal, own in pairs])
             self._listed = Knots(times, values, np.ascontiguousarray(np.moveaxis(changed, 2, 1)), until)
         return self._listed
+
+    def knots_within(self, d: int) -> Knots:
+        """Return the knots of signals that do not depend on the parameters after the start, for d directions.
+
+        At the end of the run a continuous signal stays in the interval that ends there.
+        """
+        found = self.knots(self.start, np.zeros((self.p.size, d)))
+        last = found.times.size
+        if not any(signal.data.kind == "previous" for signal in self.signals):
+            last = int(np.searchsorted(found.times, self.end))
+        return Knots(found.times[:last], found.values[:last], found.directions[:last], found.until)
 
     def measurements_at(self, t: float) -> list[int]:
         """Return the measurements due at t, each of them once."""

@@ -111,6 +111,14 @@ class InitialMap:
             )
         return StatePoint(x, m, *entry)
 
+    def numbers(self, mode: ModeSystem, t: float, p: Array, *, differentiate: bool) -> Array:
+        """Return the initial point and, if wanted, its derivatives, like `BoundaryFunctions.origin`."""
+        at = self.apply(mode, t, p)
+        by_p = np.zeros(((mode.differential.size + at.m.size), p.size))
+        if differentiate:
+            by_p = dense(self.derivatives(mode, t, at.x, p))
+        return np.concatenate((*at, by_p.ravel("F")))
+
     def values(self, mode: ModeSystem, t: float, p: Array) -> tuple[Array, Array]:
         """Return x0 and m0."""
         held = self._held(mode.equations.n_memory, t, p)

@@ -77,11 +77,10 @@ def measured(measurements: Sequence[Measurement], records: Sequence[MeasurementR
 
 def measured_at_ends(system: HybridSystem, run: NativeRun) -> tuple[list[MeasurementRecord], list[MeasurementRecord]]:
     """Return the measurements at the start and at the end of a native run; the others are in its record table."""
-    ends, t0, points = system.graph.ends, run.request.span[0], (run.start, run.end)
+    t0, points = run.request.span[0], (run.start, run.end)
     modes = system.modes[system.initial.mode], system.modes[run.mode]
-    waiting = [] if ends is None else ends.waiting
     at_start, at_end = (
-        [MeasurementRecord(t, i, mode, at.x, at.xdot, at.m) for when, i in waiting if when == t]
+        [MeasurementRecord(t, i, mode, at.x, at.xdot, at.m) for when, i in run.request.waiting if when == t]
         for t, mode, at in zip((t0, run.t), modes, points, strict=True)
     )
     return at_start, at_end

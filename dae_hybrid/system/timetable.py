@@ -1,15 +1,15 @@
-"""Due times of time events and measurements in many runs that differ in their parameters."""
+"""Due times of time events, measurements and knots in many runs that differ in their parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.port.native_plan import MEASURES, Alarms, Listed
+from dae_hybrid.port.native_plan import MEASURES, TURNS, Alarms, Knots, Listed
 from dae_hybrid.system.schedule import in_order, listed_until, ticks_within, times_of
 
 if TYPE_CHECKING:
@@ -21,12 +21,19 @@ MAX_DUE_NUMBERS = 1_000_000
 
 
 class Timetable:
-    """The time events and measurements of all runs of a system over one span."""
+    """The time events, measurements and knots of all runs of a system over one span.
 
-    def __init__(self, system: HybridSystem, span: tuple[float, float]) -> None:
-        self._system, self._span = system, span
+    `waiting` are the measurements of one run, `knots` the knots of all.
+    """
+
+    def __init__(
+        self, system: HybridSystem, span: tuple[float, float], waiting: Sequence[tuple[float, int]], knots: Knots | None
+    ) -> None:
+        self._system, self._span, self._knots = system, span, knots
+        self._is_shifted = any(m.movable for m in system.measurements)
+        self._waiting = [(np.nan, i) for i in range(len(waiting))] if self._is_shifted else waiting
         timed = [system.transitions[i] for mode in system.modes for i in mode.timed]
-        self._moves = any(t.kernels["time"].function.jac_sparsity(0, 0).nnz() for t in timed)
+        self._moves = self._is_shifted or any(t.kernels["time"].function.jac_sparsity(0, 0).nnz() for t in timed)
         self._fixed: Listed | None = None
 
     def listed(self, p: Array) -> Iterator[tuple[int, int, Listed]]:
@@ -49,6 +56,13 @@ class Timetable:
 
     def _of_mode(self, mode: ModeSystem, p: Array, until: Array) -> Alarms:
         times, links, counts = [np.zeros((len(p), 0))], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        others = len(mode.guarded) + len(mode.timed)
+        if self._knots is not None:
+            n = self._knots.times.size
+            times.append(np.tile(self._knots.times, (len(p), 1)))
+            links.append(np.full(n, others + TURNS))
+            counts.append(np.arange(n))
+            until[:] = np.minimum(until, self._knots.until)
         own = list(enumerate((self._system.transitions[i] for i in mode.timed), start=len(mode.guarded)))
         for link, transition in [pair for pair in own if not pair[1].trigger.is_periodic]:  # first of equal times
             when = self._times(transition, p, np.zeros(1))
@@ -56,11 +70,12 @@ class Timetable:
             times.append(when)
             links.append(np.full(1, link))
             counts.append(np.zeros(1, np.int64))
-        ends = self._system.graph.ends
-        if ends is not None and ends.measured:
-            times.append(np.tile([t for t, _ in ends.waiting], (len(p), 1)))
-            links.append(np.full(len(ends.waiting), len(mode.guarded) + len(mode.timed) + MEASURES))
-            counts.append(np.array([i for _, i in ends.waiting]))
+        if self._waiting:
+            when = self._measured(p)
+            until[((when < self._span[0]) | ~(when <= self._span[1])).any(axis=1)] = np.nan
+            times.append(when)
+            links.append(np.full(len(self._waiting), others + MEASURES))
+            counts.append(np.array([i for _, i in self._waiting]))
         for link, transition in [pair for pair in own if pair[1].trigger.is_periodic]:
             ticks = np.arange(1, 1 + self._ticks(transition, p))
             when = self._times(transition, p, ticks)
@@ -69,6 +84,16 @@ class Timetable:
             links.append(np.full(ticks.size, link))
             counts.append(ticks)
         return in_order(times, links, counts)
+
+    def _measured(self, p: Array) -> Array:
+        """Times of the measurements, (N, n)."""
+        if not self._is_shifted:
+            return np.tile([t for t, _ in self._waiting], (len(p), 1))
+        found = np.empty((len(p), len(self._waiting)))
+        for i, measurement in enumerate(self._system.measurements):
+            time = measurement.time
+            found[:, i] = time if isinstance(time, float) else np.array(time.function(p.T)[0]).ravel()
+        return found
 
     def _times(self, transition: TransitionMap, p: Array, counts: NDArray[Any]) -> Array:
         """Times of the ticks of a transition with given numbers, (N, n)."""

@@ -177,11 +177,10 @@ def test_measurements_are_those_of_events_in_python(gradient: str) -> None:
     assert all(check.passed for check in single.duality.values())
 
 
-def test_measurements_that_compiled_code_leaves(built: Any) -> None:
+def test_measurements_that_move_or_are_outside(built: Any) -> None:
     system = calibrated("moves")
-    found = agree(system, (0.0, 8.0), sets(system, 2), "forward", **TIGHT)
-    assert not found.native.any()
-    assert found.ok.all()
+    for gradient in ANALYSES:
+        assert agree(system, (0.0, 8.0), sets(system, 2), gradient, **TIGHT).native.all()
     found = dh.batch(calibrated(), (0.0, 6.0), parameters=sets(calibrated(), 2), gradient="adjoint", **TIGHT)
     assert [type(error) for error in found.errors] == [dh.OptionError] * 2
 
@@ -510,4 +509,4 @@ def test_a_crew_is_used_where_it_can_be(built: Any, models: Any, monkeypatch: py
     dh.batch(
         built(models.ball), (0, 2), parameters=np.tile([0.8, 9.81], (9, 1)), method="bdf", gradient="adjoint", **TIGHT
     )
-    assert [crew is not None for crew in made] == [True, True, False]
+    assert [isinstance(crew, str) for crew in made] == [False, False, True]

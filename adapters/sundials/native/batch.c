@@ -5,6 +5,23 @@
 enum { LEFT_OUT, DONE, STEEP };              /* outcomes, see `Outcomes` in port/native_batch.py */
 enum { TO_BEGIN, UNDER_WAY, ARRIVED };       /* stages */
 
+/* Why a run that has stopped is left to a single call. */
+static int leave_event(const batch *b, int status) {
+  const plain *v = b->run;
+  const march *m = v->tables;
+  if (!v->under_way) return leave(b, AT_START, -1);
+  const station *at = m->stations + m->at;
+  if (status == PAUSED) return leave(b, m->steps + at->run->steps >= v->max_steps ? TOO_MANY_STEPS : SLOW_OR_STIFF, -1);
+  if (status != FOUND_ROOT && status != REACHED_STOP) return leave(b, FAILED_STEP, -1);
+  if (at->run->t == m->t1 && status == REACHED_STOP) return leave(b, AT_END, -1);
+  const link *l = at->links + m->exit;
+  const integer own = stays(l) ? -1 : l->transition;
+  if (m->wanted >= 0) return leave(b, SLOW_OR_STIFF, -1);
+  if (!l->cross) return leave(b, NOT_COMPILED, own);
+  if (!stays(l) && m->n_events - m->n_passed >= m->max_events) return leave(b, TOO_MANY_EVENTS, -1);
+  return leave(b, l->clock < 0 && !stays(l) && accumulates(m, at->run->t) ? ACCUMULATING : SPECIAL_EVENT, own);
+}
+
 /* Scale the tolerances of sensitivities by the parameters (`RunBuilder.scales`); returns whether the memories accept them. */
 static int set_scales(batch *b) {
   const plain *v = b->run;
@@ -107,10 +124,10 @@ static int differentiate_run(const batch *b, const double *values, double *gradi
   for (integer i = 0; i < m->n_directions; i++)
     for (integer k = 0; k < b->n_components; k++)
       gradients[k * b->n_wrt + i] = along[i * m->n_functionals + b->components[k]];
-  if (m->n_directions && !is_resolved_well(b)) return LEFT_OUT;
+  if (m->n_directions && !is_resolved_well(b)) return leave(b, UNRESOLVED_DIRECTIONS, -1);
   double *own = gradients;
   for (integer i = 0; i < b->n_back; own += b->back[i].adjoint->back->n_components * b->n_wrt, i++)
-    if (go_back(b, b->back + i, own)) return LEFT_OUT;
+    if (go_back(b, b->back + i, own)) return leave(b, FAILED_ADJOINT, -1);
   return !b->certify || is_moderate(b, values, gradients) ? DONE : STEEP;
 }
 
@@ -144,22 +161,23 @@ static int carry_out(batch *b) {
   b->outcomes[place] = LEFT_OUT;
   if (b->stage == TO_BEGIN) {
     memcpy(parameters, b->given + place * n, (size_t)n * sizeof(double));
-    if (!all_finite(parameters, n) || !set_alarms(b)) return 0;
-    if (b->resolutions && !set_scales(b)) return FATAL;
+    if (!all_finite(parameters, n) || !set_alarms(b)) return leave(b, BAD_INPUT, -1);
+    if (b->resolutions && !set_scales(b)) return leave(b, BAD_INPUT, -1), FATAL;
+    if (b->starts) memcpy(v->start, b->starts + (place - b->started) * b->start_size, (size_t)b->start_size * sizeof(double));
     v->under_way = 0;
     b->stage = UNDER_WAY;
   }
   if (b->stage == UNDER_WAY) {
     const int status = dh_run(v);
-    if (status != FINISHED) return status;
+    if (status != FINISHED) return status == ROWS_FULL ? status : (leave_event(b, status), status);
     b->stage = ARRIVED;
   }
   if (b->n_back && m->n_events * b->n_components * (b->back->adjoint->back->marks_width + b->n_wrt) > b->room) return MARKS_FULL;
   for (integer i = 0; i < v->n_modes; i++)
-    if (b->n_back && v->stations[i].run && !v->runs[i]->path) return NOT_PLAIN;
+    if (b->n_back && v->stations[i].run && !v->runs[i]->path) return leave(b, FAILED_ADJOINT, -1), NOT_PLAIN;
   const station *last = v->stations + m->at;
   const double *values = v->end + 2 * last->n_x + 3 * last->n_guards;
-  if (b->n_t && !put_out(b, place)) return 0;
+  if (b->n_t && !put_out(b, place)) return leave(b, SPECIAL_EVENT, -1);
   int outcome = DONE;
   if (b->differentiates) outcome = differentiate_run(b, values, b->gradients + place * b->n_components * b->n_wrt);
   if (outcome == LEFT_OUT) return was_interrupted(b) ? NOT_PLAIN : 0;

@@ -3,6 +3,13 @@
  * The checks that a single call makes after a run (conditions/certify.py and its callees), in a stricter and cheaper
  * form: a run that may need a closer check is left to a single call. Nothing here refuses a gradient, or accepts one
  * that a single call would refuse. */
+/* Note why a run is left to a single call. */
+static int leave(const batch *b, int reason, integer transition) {
+  b->reasons[2 * b->next] = reason;
+  b->reasons[2 * b->next + 1] = transition;
+  return 0;
+}
+
 /* A segment's rows; the last segment has no record. */
 typedef struct {
   integer mode, row, row_end;
@@ -301,11 +308,22 @@ static int is_resolved_well(const batch *b) {
   return 1;
 }
 
+/* The transition of the first event that is not clearly regular; -1 if all are. */
+static integer doubtful(const march *m) {
+  for (integer i = 0; i < m->n_events; i++)
+    if (m->records[m->offsets[i] + CLEAN_AT] == 0) return link_of(m, i)->transition;
+  return -1;
+}
+
 /* Whether nothing in the run of a gradient needs a closer check. */
 static int needs_no_look(const batch *b) {
   const plain *v = b->run;
-  if (v->resting || v->doubtful) return 0;
+  if (v->resting) return leave(b, RESTING, -1);
+  if (v->doubtful) return leave(b, DOUBTFUL_EVENT, doubtful(v->tables));
   for (integer i = 0; i < v->n_modes; i++)
-    if (v->runs[i]->n_turns) return 0;
-  return starts_clear(b) && stands_apart(b) && times_known(b) && no_fast_passage(b);
+    if (v->runs[i]->n_turns) return leave(b, NEAR_MISS, -1);
+  if (!starts_clear(b)) return leave(b, BESIDE_START, -1);
+  if (!stands_apart(b)) return leave(b, BESIDE_TIME, -1);
+  if (!times_known(b)) return leave(b, INACCURATE_TIME, -1);
+  return no_fast_passage(b) || leave(b, FAST_PASSAGE, -1);
 }

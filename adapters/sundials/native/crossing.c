@@ -263,24 +263,37 @@ static int charges_of(march *m, const station *from, const link *l, double t, co
   return 0;
 }
 
-/* Measured value at a point of a mode, in `cost`, and its derivatives by (w, p, t); returns whether they are finite. */
-static int look_measured(march *m, integer mode, integer which, double t, const double *x, const double *memory) {
+/* Find the derivatives of the times of measurements by p; returns whether they are finite. */
+static int find_moves(march *m, const double *x, const double *memory) {
+  double *res[1] = {m->moved};
+  return !m->measured || !m->moves || !call(m, m->moves, 0, m->t0, x, memory, res, 1);
+}
+
+/* Measured value at a point of a mode, in `cost`, and its derivatives by (w, p, t), those by p at the moving time; returns
+ * whether they are finite. */
+static int look_measured(march *m, integer mode, integer which, double t, const double *x, const double *xdot,
+                         const double *memory) {
   const measuring *own = m->measured + which;
-  const integer width = m->stations[mode].n_y + m->n_memory + m->n_parameters + 1;
+  const integer ny = m->stations[mode].n_y, nw = ny + m->n_memory, np = m->n_parameters, width = nw + np + 1;
   double *res[2] = {m->cost, m->cost + own->count};
   m->xi = own->data;
   if (!own->of_mode[mode] || call(m, own->of_mode[mode], 0, t, x, memory, res, 2)) return 0;
+  for (integer k = 0; m->moves && k < own->count; k++) {
+    double *by = m->cost + own->count + k, rate = by[(width - 1) * own->count];
+    for (integer j = 0; j < ny; j++) rate += by[j * own->count] * xdot[j];
+    for (integer j = 0; j < np; j++) by[(nw + j) * own->count] += rate * m->moved[which * np + j];
+  }
   return all_finite(m->cost, own->count * (m->certify ? 1 + width : 1));
 }
 
 /* Take a measurement at a point of the current mode, with its derivatives along the directions; returns whether this was
  * possible. */
-static int take_measured(march *m, integer which, double t, const double *x, const double *memory) {
+static int take_measured(march *m, integer which, double t, const double *x, const double *xdot, const double *memory) {
   const station *at = &m->stations[m->at];
   const run *r = at->run;
   const context *c = r->model;
   const integer nw = at->n_y + m->n_memory;
-  if (!look_measured(m, m->at, which, t, x, memory)) return 0;
+  if (!look_measured(m, m->at, which, t, x, xdot, memory)) return 0;
   const measuring *own = m->measured + which;
   const double *by = m->cost + own->count;
   for (integer k = 0; k < own->count; k++) m->taken[own->first + k] += m->cost[k];

@@ -361,6 +361,8 @@ typedef struct {
   double *cost;                              /* of one event: costs of all functionals, and their derivatives by (w, p, t) */
   double *gained, *gained_directions;        /* costs of all events, and their derivatives along every direction */
   const measuring *measured;                 /* null if measurements are left to Python; */
+  casadi_function moves;                     /* null if their times are fixed, else the derivatives of these by p: */
+  double *moved;                             /* n_parameters per measurement */
   double *taken, *taken_directions;          /* sums over all measurements, and their derivatives */
   const double *parameters, *directions;
   double *rest;                              /* see departure.c */
@@ -389,7 +391,7 @@ typedef struct {                             /* a run from start to end, see pla
   march *tables;
   station *stations;                         /* the stations of the tables */
   run *const *runs;                          /* per mode */
-  casadi_function origin;                    /* start; end, per mode: `BoundaryFunctions` in port/native_plan.py */
+  casadi_function origin;                    /* start, null if it is given; end, per mode: see `BoundaryFunctions` */
   const casadi_function *final;
   double *start, *end;                       /* their outputs; after the start the derivatives of initial measurements
                                                 by (y, m, p, t), if any; after the end the rates of the integrals,
@@ -481,10 +483,13 @@ typedef struct {                             /* successive runs, see batch.c */
   integer *events, *begins;                  /* 2 n_transitions; n_modes: work */
   double *largest, *marks;                   /* `widest`; `room`: work */
   const double *given;                       /* n_given numbers per run: parameters and initial values */
+  const double *starts;                      /* null, or the start of the runs from `started` on, `start_size` numbers each */
   const alarms *listed;                      /* per mode; null without time events; with times from run `first` on, */
   const double *listed_until;                /* time up to which they are complete; NaN if unknown */
   integer first, is_shared;                  /* whether both are shared by all runs */
-  integer *outcomes, *n_events, *n_steps, *modes; /* per run: whether it is done; events; steps; last mode */
+  integer started, start_size;
+  integer *outcomes, *reasons, *n_events, *n_steps, *modes; /* per run: whether it is done; why not, and the transition
+                                                concerned or -1; events; steps; last mode */
   double *times, *ends, *values, *gradients; /* end time; widest + n_memory; all functionals; n_components x n_wrt */
   double *outputs;                           /* n_t x (widest + n_memory) */
   integer *output_modes;

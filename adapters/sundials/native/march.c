@@ -483,7 +483,7 @@ static int measure(march *m) {
   if (!look_at(m, l, t, c->api->array(r->x), c->memory, e.x, e.xdot, e.guards, at->n_guards)) return 0;
   if (!one_alone(m, at, -1, t, &e)) return 0;
   const alarms *own = &m->schedule[m->at];
-  if (m->measured && !take_measured(m, own->counts[own->next], t, e.x, c->memory)) return 0;
+  if (m->measured && !take_measured(m, own->counts[own->next], t, e.x, e.xdot, c->memory)) return 0;
   note_point(m, at, l, &e);
   memcpy(e.x_after, e.x, (size_t)at->n_x * sizeof(double));
   memcpy(e.memory_after, e.memory, (size_t)m->n_memory * sizeof(double));

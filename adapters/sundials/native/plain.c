@@ -8,7 +8,8 @@ static integer counter(const context *c, int which) {
   return counts[which];
 }
 
-/* Check the guards of the initial mode; returns whether none fires or is past its threshold. */
+/* Check the guards of the initial mode; returns whether none fires. Those past their threshold wait for their next crossing,
+ * unless another rule applies. */
 static int look_at_start(const march *m, const station *first, context *c, const double *h) {
   const double *rate = h + first->n_guards, *size = rate + first->n_guards;
   memset(c->zero_band, 0, (size_t)c->n_guards * sizeof(double));
@@ -22,7 +23,10 @@ static int look_at_start(const march *m, const station *first, context *c, const
       if (!moving && (first->links[j].jumps || !first->links[j].waits)) return 0;
       c->zero_band[j] = width;
       c->departure[j] = moving ? sign_of(rate[j]) : 0;
-    } else if (direction * h[j] > 0) return 0;
+    } else if (direction * h[j] > 0) {
+      const link *l = &first->links[j];
+      if (!l->cross || !l->waits || l->toggles || l->jumps) return 0;
+    }
   }
   return 1;
 }
@@ -46,7 +50,7 @@ static int measure_start(plain *v, double *derivatives) {
   for (; due->next < due->n && due->times[due->next] <= m->t0 + SAME_INSTANT * elapsed(m, m->t0); due->next++) {
     const integer which = due->counts[due->next];
     if (due->times[due->next] != m->t0 || !first->links[due->links[due->next]].measures || !m->measured) return 0;
-    if (!take_measured(m, which, m->t0, v->start, first->run->model->memory)) return 0;
+    if (!take_measured(m, which, m->t0, v->start, v->start + first->n_x + m->n_memory, first->run->model->memory)) return 0;
     add_derivatives(m, first, which, derivatives);
   }
   return 1;
@@ -61,7 +65,7 @@ static int measure_end(plain *v, double *derivatives) {
   for (integer i = due->next; i < due->n && due->times[i] - t <= SAME_INSTANT * elapsed(m, t); i++) {
     const integer which = due->counts[i];
     if (due->times[i] != t || !last->links[due->links[i]].measures || !m->measured) return 0;
-    if (!look_measured(m, m->at, which, t, v->end, last->run->model->memory)) return 0;
+    if (!look_measured(m, m->at, which, t, v->end, v->end + last->n_x, last->run->model->memory)) return 0;
     for (integer k = 0; k < m->measured[which].count; k++) m->taken[m->measured[which].first + k] += m->cost[k];
     add_derivatives(m, last, which, derivatives);
   }
@@ -95,10 +99,10 @@ static int set_out(plain *v) {
   m->kept = 0;
   m->wanted = -1;
   m->at = v->mode;
-  if (call(m, v->origin, first->numbers, m->t0, v->start, v->start, res, 7)) return FATAL;
+  if (v->origin && call(m, v->origin, first->numbers, m->t0, v->start, v->start, res, 7)) return FATAL;
   if (!all_finite(v->start, h + ng - v->start)) return NOT_PLAIN;
   if (!all_finite(by_p, nw * m->n_parameters)) return NOT_PLAIN;
-  if (!look_at_start(m, first, c, h)) return NOT_PLAIN;
+  if (!look_at_start(m, first, c, h) || !find_moves(m, v->start, memory)) return NOT_PLAIN;
   memcpy(c->memory, memory, (size_t)m->n_memory * sizeof(double));
   c->held_valid = 0;
   if (v->watch && !r->implicit && !begins_soft(v, first, c, m->t0, v->start)) return NOT_PLAIN;
@@ -376,7 +380,7 @@ int dh_run_back(plain_adjoint *b) {
   b->integrals = b->rates_end + c->n;
   b->memory = b->integrals + nf;
   measure_extents(b);
-  if (measure_costs(b)) return FATAL;
+  if (measure_costs(b) || !find_moves(m, b->start, b->memory)) return FATAL;
   set_tolerances(b);
   memcpy(c->memory, b->memory, (size_t)nm * sizeof(double));
   c->point_valid = c->held_valid = 0;

@@ -372,7 +372,7 @@ int dh_sweep(sweep *s) {
     if (l->measures && m->measured) {
       const integer which = (integer)record[COUNT_AT];
       const measuring *taken = m->measured + which;
-      if (!look_measured(m, mode, which, record[TIME_AT], e.x, e.memory)) return FATAL;
+      if (!look_measured(m, mode, which, record[TIME_AT], e.x, e.xdot, e.memory)) return FATAL;
       add_measured(s, from->n_y + m->n_memory, taken->first, taken->count, taken->count, m->cost + taken->count);
     } else if (l->measures) {
       const double *gained = s->measured + --measured * s->n_components * row;
