@@ -112,21 +112,22 @@ def crossing_functions(
         landed = first_output(target.landing, t, state, m_after, p)
         moved, x_after = ca.fabs(landed[: target.ny] - x_after[: target.ny]), landed
     point = [x, x_after, m_after, _open(target, t, x_after, m_after, p), moved]
-    outputs["tangent"] = kernels["tangent"].function.call([t, x, m, x_after, m_after, p, clock])[:6]
+    derivatives = kernels["tangent"].function.call([t, x, m, x_after, m_after, p, clock])[:6]
     after_slopes = _constraint_slopes(target, t, x_after, m_after, p)
     others = [i for i in range(target.nk) if i not in transition.helping]
     split = target.ny + target.nm
-    outputs["tangent"] += [after_slopes[others, :split], after_slopes[others, split:]]
+    derivatives += [after_slopes[others, :split], after_slopes[others, split:]]
     direction = source.point_function("direction", lambda s: [source.direction(s)]) if source.nk else None
-    outputs["tangent"].append(ca.MX(0, 0) if direction is None else direction(t, x, m, p))
-    outputs["tangent"].append(_constraint_slopes(source, t, x, m, p)[:, :-1])
+    derivatives.append(ca.MX(0, 0) if direction is None else direction(t, x, m, p))
+    derivatives.append(_constraint_slopes(source, t, x, m, p)[:, :-1])
     s = source.solvable(source.symbols())
     by_w = first_output(ca.Function("chain", list(s.point), [source.chain(s)]), t, x, m, p)
     if has_slopes(transition):
         y_u, y_xi, m_u, m_xi, phi_u, _, _, z_u, entries = kernels["linear"].function.call([t, x, m, xi, p])
-        outputs["tangent"][1] = ca.vertcat(y_u, m_u) @ by_w
+        derivatives[1] = ca.vertcat(y_u, m_u) @ by_w
         own = z_u @ by_w if transition.simple else entries
-        outputs["tangent"] += [phi_u @ by_w, ca.vertcat(y_xi, m_xi), own]
+        derivatives += [phi_u @ by_w, ca.vertcat(y_xi, m_xi), own]
+    outputs["tangent"] = [value if i == 1 else dense(value) for i, value in enumerate(derivatives)]
     if "cost" in kernels:
         costs, by_u, costs_by_xi = kernels["cost"].function.call([t, x, m, xi, p])
         outputs["cost"] = [costs, by_u @ by_w, *([costs_by_xi] if has_slopes(transition) else [])]
@@ -139,10 +140,28 @@ def crossing_functions(
     outputs["cross"] = [x, *before, x_after, m_after, *after, *more]
     found: dict[str, ca.Function] = {}
     for key, values in outputs.items():
-        function = ca.Function(f"t{transition.index}_{key}", inputs, [dense(v) for v in values])
+        values = values if key == "tangent" else [dense(v) for v in values]
+        function = ca.Function(f"t{transition.index}_{key}", inputs, values)
         found[key] = function if called and key == "cross" else _in_elements(function, source, target)
+    found["tangent"] = _with_sparse_jump(found["tangent"], transition, target)
     short = "solve" not in found or sum(f.n_instructions() for f in found.values()) <= MAX_TRANSITION_OPERATIONS
     return _with_numbers_apart(found, source) if short else {}
+
+
+def _with_sparse_jump(tangent: ca.Function, transition: TransitionMap, target: ModeBuilder) -> ca.Function:
+    """Drop the zeros of w after by (w, p, t), except in rows that depend on solved unknowns."""
+    kind: Any = ca.SX if tangent.is_a("SXFunction") else ca.MX
+    inputs = [kind.sym(tangent.name_in(i), tangent.size1_in(i)) for i in range(tangent.n_in())]
+    outputs = tangent.call(inputs)
+    jump = ca.sparsify(outputs[1]) if kind is ca.SX else outputs[1]
+    if has_slopes(transition):
+        after = transition.kernels["after"].function
+        rows = {row for row in after.jac_sparsity(0, 3).row() if row < target.ny}
+        rows |= {target.ny + row for row in after.jac_sparsity(1, 3).row()}
+        full = ca.Sparsity.rowcol(sorted(rows), list(range(jump.size2())), *jump.shape)
+        jump = ca.project(jump, jump.sparsity() + full)
+    outputs[1] = jump
+    return ca.Function(tangent.name(), inputs, outputs)
 
 
 def _with_numbers_apart(functions: dict[str, ca.Function], mode: ModeBuilder) -> dict[str, ca.Function]:
