@@ -33,9 +33,7 @@ def native_eligible(transition: TransitionMap, source: ModeBuilder, target: Mode
     if target is None or transition.projects or transition.conditions:
         return False
     ends = source, target
-    small = all(
-        b.lowering.n + b.nm <= MAX_POINT_ENTRIES and b.nz <= SYMBOLIC_SOLVE and not (b.direct and b.nk) for b in ends
-    )
+    small = all(b.nz <= SYMBOLIC_SOLVE and not (b.direct and b.nk) for b in ends)
     unknowns = len(transition.labels)
     square = transition.kernels["after"].function.size1_out(2) == unknowns <= MAX_POINT_ENTRIES
     return small and square
