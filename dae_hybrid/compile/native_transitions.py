@@ -8,7 +8,7 @@ from typing import Any
 import casadi as ca
 
 from dae_hybrid.codegen.casadi_tools import SYMBOLIC_SOLVE, dense, expanded, jacobian
-from dae_hybrid.codegen.kernels import NativeFunction
+from dae_hybrid.codegen.kernels import NativeFunction, densified
 from dae_hybrid.compile.families import apart
 from dae_hybrid.compile.lowering import Flat
 from dae_hybrid.compile.mode_system import ModeBuilder
@@ -22,8 +22,10 @@ from dae_hybrid.system.transition_map import CLOCK, TransitionMap
 MAX_POINT_ENTRIES = 40
 #: longest functions of a transition with unknowns, in operations; longer ones compile for more than half a second
 MAX_TRANSITION_OPERATIONS = 5000
-#: guards of both modes above which transitions call the modes' functions instead of inlining them
+#: guards of both modes above which transitions call the modes' functions instead of inlining them,
 CALLED = 16
+#: and operations of both modes above which their derivatives do
+LONG = 2000
 #: the same as LARGEST for points without a transition, in modes integrated as explicit equations
 MAX_POINT_SIZE = 1000
 
@@ -96,11 +98,12 @@ def crossing_functions(
     xi, clock = ca.MX.sym("xi", len(transition.labels)), ca.MX.sym("clock", CLOCK)
     outputs: dict[str, list[ca.MX]] = {}
     if solves(transition, target):
-        x_after, m_after, *equations = kernels["after"].function.call([t, x, m, xi, p])
+        x_after, m_after = densified(kernels["after"].function, 2).call([t, x, m, xi, p])
+        equations = kernels["after"].function.call([t, x, m, xi, p])[2:]
         first, _, _, start = kernels["jump"].function.call([t, x, m, p])[2:6]
         outputs = {"begin": [first, start], "solve": equations}
     else:
-        x_after, m_after = kernels["jump"].function.call([t, x, m, p])[:2]
+        x_after, m_after = densified(kernels["jump"].function, 2).call([t, x, m, p])
         if target.explicit is not None:
             y_after = x_after[: target.ny]
             x_after = ca.vertcat(y_after, first_output(target.explicit, t, y_after, m_after, p))
@@ -110,7 +113,11 @@ def crossing_functions(
         landed = first_output(target.landing, t, state, m_after, p)
         moved, x_after = ca.fabs(landed[: target.ny] - x_after[: target.ny]), landed
     point = [x, x_after, m_after, _open(target, t, x_after, m_after, p), moved]
-    derivatives = kernels["tangent"].function.call([t, x, m, x_after, m_after, p, clock])[:6]
+    is_long = sum(f.n_instructions() for f in (source.entry, target.entry) if f.is_a("SXFunction")) > LONG
+    derivatives = kernels["slopes"].function.call([t, x, m, x_after, m_after, p, clock])
+    for mode, at in ((source, [t, x, m, p]), (target, [t, x_after, m_after, p])):
+        rates = first_output(mode.entry if is_long else mode.flow, *at)[: mode.ny]
+        derivatives += [ca.vertcat(rates, ca.MX.zeros(mode.nm)), first_output(mode.integrands, *at)]
     after_slopes = _constraint_slopes(target, t, x_after, m_after, p)
     others = [i for i in range(target.nk) if i not in transition.helping]
     split = target.ny + target.nm
@@ -130,7 +137,7 @@ def crossing_functions(
         costs, by_u, costs_by_xi = kernels["cost"].function.call([t, x, m, xi, p])
         outputs["cost"] = [costs, by_u @ by_w, *([costs_by_xi] if has_slopes(transition) else [])]
     inputs = [t, y, m, p, clock, xi]
-    called = len(source.guarded) + len(target.guarded) > CALLED
+    called = is_long or len(source.guarded) + len(target.guarded) > CALLED
     if called:
         point = _in_elements(ca.Function("point", inputs, point), source, target).call(inputs)
     x, x_after, m_after, *more = point
@@ -140,7 +147,8 @@ def crossing_functions(
     for key, values in outputs.items():
         values = values if key == "tangent" else [dense(v) for v in values]
         function = ca.Function(f"t{transition.index}_{key}", inputs, values)
-        found[key] = function if called and key == "cross" else _in_elements(function, source, target)
+        whole = (called and key == "cross") or (is_long and key == "tangent")
+        found[key] = function if whole else _in_elements(function, source, target)
     found["tangent"] = _with_sparse_jump(found["tangent"], transition, target)
     short = "solve" not in found or sum(f.n_instructions() for f in found.values()) <= MAX_TRANSITION_OPERATIONS
     return _with_numbers_apart(found, source) if short else {}
