@@ -18,7 +18,8 @@ from dae_hybrid.system.signals import SignalTable, entries
 from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import CLOCK, TransitionMap
 
-#: with more states and memory entries the integration of a segment dominates the cost, not the transition
+#: most unknowns of a transition, whose matrix is dense; most states and memory entries of a mode with many algebraic
+#: variables at points, and of modes in which runs start and end natively
 MAX_POINT_ENTRIES = 40
 #: longest functions of a transition with unknowns, in operations; longer ones compile for more than half a second
 MAX_TRANSITION_OPERATIONS = 5000
@@ -26,8 +27,6 @@ MAX_TRANSITION_OPERATIONS = 5000
 CALLED = 16
 #: and operations of both modes above which their derivatives do
 LONG = 2000
-#: the same as LARGEST for points without a transition, in modes integrated as explicit equations
-MAX_POINT_SIZE = 1000
 
 
 def native_eligible(transition: TransitionMap, source: ModeBuilder, target: ModeBuilder | None) -> bool:
@@ -50,9 +49,9 @@ def _point(mode: ModeBuilder) -> tuple[list[ca.MX], ca.MX]:
 
 
 def point_functions(mode: ModeBuilder, *, turns: bool) -> dict[str, ca.Function]:
-    """Return `cross` of a point without a transition, and `solve` for knots; empty for index 2 and large modes."""
-    largest = MAX_POINT_ENTRIES if mode.nz and mode.explicit is None else MAX_POINT_SIZE
-    if mode.nk or mode.poles or mode.lowering.n + mode.nm > largest:
+    """Return `cross` of a point without a transition, and `solve` for knots; empty if Python handles both."""
+    many = mode.explicit is None and mode.nz > SYMBOLIC_SOLVE and mode.lowering.n + mode.nm > MAX_POINT_ENTRIES
+    if mode.nk or mode.poles or many:
         return {}
     (t, y, m, p), x = _point(mode)
     outputs = {"cross": [x, *mode.entry.call([t, x, m, p])]}
