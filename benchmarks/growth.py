@@ -1,4 +1,4 @@
-"""Growth of the cost of the three analyses with events, measurements, knots, outputs and parameters.
+"""Growth of the cost of the three analyses with events, measurements, knots, outputs, parameters and states.
 
     python benchmarks/growth.py [--only NAME ...] [--largest N] [--write]
 
@@ -214,6 +214,11 @@ def parameters(n: int) -> Problem:
     return m, 20.0, {}
 
 
+def states(n: int) -> Problem:
+    """Cells of a rod with a thermostat, over about 50 switchings."""
+    return growing.rod(n), 30.0, {"t_eval": [0.0, 30.0]}
+
+
 def followed(n: int) -> Problem:
     """A linear decay with rate 1, driven by an oscillation: nonstiff for any span."""
     m = dh.HybridModel("followed")
@@ -253,6 +258,7 @@ PROBLEMS: dict[str, tuple[Callable[[int], Problem], tuple[int, ...]]] = {
     "knots": (knots, (10, 100, 1000, 10000, 100000)),
     "outputs": (outputs, (100, 1000, 10000)),
     "parameters": (parameters, (1, 10, 100, 1000)),
+    "states": (states, (30, 100, 1000, 10000)),
     "followed": (followed, (400, 600, 4000)),
     "catalyst": (catalyst, (100, 1000, 10000)),
 }

@@ -80,7 +80,7 @@ class NativeBackward:
         self._path_rows, self.width = np.zeros(len(e), np.int64), self._widest + nm
         self._given = [np.array(v, dtype=np.int64) for v in (wrt, components)]
         self._adjoint, self._totals = np.zeros((k, self.width)), np.zeros((k, len(wrt)))
-        self._work = [np.zeros(size) for size in (self.width + e[0].n_parameters + 1, len(slots) + nm, k + 2 * nf)]
+        self._work = [np.zeros(size) for size in (3 * self.width + e[0].n_parameters + 1, len(slots) + nm, k + 2 * nf)]
         wanted, chosen = (v.ctypes.data for v in self._given)
         self.sweep = SweepStruct(
             tables=ctypes.addressof(self.loop.struct), modes=ctypes.addressof(self._modes),

@@ -71,9 +71,7 @@ class NativeLoop:
         sizes = np.max([f.work_sizes for f in functions], axis=0)
         kinds = (np.intp, np.intp, np.int64, float)
         self._work = [np.zeros(max(int(s), 16), kind) for s, kind in zip(sizes, kinds, strict=True)]
-        largest = max(
-            sum(f.function.size1_out(i) * f.function.size2_out(i) for i in range(f.function.n_out())) for f in functions
-        )
+        largest = max(f.function.nnz_out() for f in functions)
         most = max(e.n_guards for e in graph.equations)
         self._bands, self._entered = np.zeros(2 * most), np.zeros(2 * most)
         self._schedule = (AlarmsStruct * len(graph.equations))()
@@ -82,10 +80,11 @@ class NativeLoop:
         unknowns, widest = max((x.unknowns for x in every), default=0), max(e.n_differential for e in graph.equations)
         n = max(e.n for e in graph.equations)
         rest = REST_STATES * n + REST_GUARDS * most
-        self._scratch = [np.zeros(size) for size in (n + 4 * most, rest, largest, largest)]
+        width = widest + first.n_memory + first.n_parameters + 1
+        self._scratch = [np.zeros(size) for size in (n + 4 * most, rest, largest, max(largest, 2 * width))]
         solved = max(unknowns, *(nx - e.n_differential for nx, e in zip(graph.sizes, graph.equations, strict=True)))
         self._solving = np.zeros(solved * (10 + 6 * solved))
-        self._slopes = np.zeros(unknowns * (widest + first.n_memory + first.n_parameters + 1))
+        self._slopes = np.zeros(unknowns * width)
         self._gained, self._sampled = np.zeros((2, 1 + n_directions, first.functionals.size))
         self._measured: Any = None
         self._records, self._offsets, self._given_away = np.zeros(256), np.zeros(16, dtype=np.int64), False
@@ -123,6 +122,9 @@ class NativeLoop:
                     setattr(links[i], name, None if function is None else function.address)
                 for name in ("target", "unknowns", "simple", "slopes", "others"):
                     setattr(links[i], name, getattr(link, name))
+                if link.tangent is not None:
+                    column, row = link.tangent.pattern(1)
+                    links[i].jump.column, links[i].jump.row = column.ctypes.data, row.ctypes.data
                 _, links[i].width = layout_of(graph, mode, link.target, self.n_integrals, self.n_directions)
         return links
 

@@ -98,7 +98,7 @@ class TableSweep:
         if at_events:
             self.at_events = np.zeros((table.count, k, self.width + len(wrt)))
         longest = max((len(path) for path in table.paths.values()), default=0)
-        self._work, self._longest = np.zeros(self.width + e[0].n_parameters + 1), np.zeros(longest)
+        self._work, self._longest = np.zeros(3 * self.width + e[0].n_parameters + 1), np.zeros(longest)
         self._modes: Any = (POINTER(ExplicitAdjoint) * count)()
         self._memories: Any = (c_void_p * (count * k))()
         self._paths: Any = (c_void_p * count)()

@@ -148,11 +148,14 @@ class NativeFunction(NotPicklable):
         if library is not None:
             self.address = ctypes.cast(getattr(library, self.name), ctypes.c_void_p).value
         self.work_sizes = (function.sz_arg(), function.sz_res(), function.sz_iw(), function.sz_w())
+        self._patterns: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
 
     def pattern(self, output: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Column pointers and row indices of an output (compressed columns)."""
-        column, row = self.function.sparsity_out(output).get_ccs()
-        return np.array(column, dtype=np.int64), np.array(row, dtype=np.int64)
+        if output not in self._patterns:
+            column, row = self.function.sparsity_out(output).get_ccs()
+            self._patterns[output] = np.array(column, dtype=np.int64), np.array(row, dtype=np.int64)
+        return self._patterns[output]
 
 
 def generate_files(functions: Sequence[ca.Function]) -> list[str]:

@@ -14,6 +14,7 @@ from dae_hybrid.codegen.casadi_tools import (
     MAX_ELIMINATED_BLOCK,
     SYMBOLIC_SOLVE,
     dense,
+    expanded,
     jacobian,
     linear_solve,
 )
@@ -133,9 +134,16 @@ class ModeFunctions:
     def _watch_singularities(self) -> None:
         """Set `singularities` to the determinants of the blocks of [F_y' | F_z] (C B in index 2), if few and small."""
         s = self.symbols()
-        found = None
+        found, by_z = None, None
         if s.kind is ca.SX:
             by_z = jacobian(self.algebraic_part(s), s.x)[:, self.ny :]
+        elif self.nz <= MAX_ELIMINATED_BLOCK:
+            y, z = s.x[: self.ny], ca.MX.sym("z", self.nz)
+            k = self.flow(s.t, ca.vertcat(y, z), s.m, s.p)[self.ny :, :]
+            by_z = expanded(ca.Function("by_z", [s.t, s.x, s.m, s.p, z], [jacobian(k, z)]))
+            s = Flat(ca.SX, *(ca.SX.sym(name, getattr(s, name).numel()) for name in "txmp"), numbers=s.numbers)
+            by_z = by_z(*s.point, s.x[self.ny :, :]) if by_z.is_a("SXFunction") else None
+        if by_z is not None:
             found = singularities(by_z, ca.vertcat(s.t, s.x), MAX_ELIMINATED_BLOCK, MAX_DETERMINANT_GUARDS)
         if found is None:
             self.unwatched = True

@@ -8,7 +8,7 @@ from typing import Any
 import casadi as ca
 
 from dae_hybrid.codegen.casadi_tools import SYMBOLIC_SOLVE, dense, expanded, jacobian
-from dae_hybrid.codegen.kernels import NativeFunction
+from dae_hybrid.codegen.kernels import NativeFunction, densified
 from dae_hybrid.compile.families import apart
 from dae_hybrid.compile.lowering import Flat
 from dae_hybrid.compile.mode_system import ModeBuilder
@@ -18,14 +18,15 @@ from dae_hybrid.system.signals import SignalTable, entries
 from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import CLOCK, TransitionMap
 
-#: with more states and memory entries the integration of a segment dominates the cost, not the transition
+#: most unknowns of a transition, whose matrix is dense; most states and memory entries of a mode with many algebraic
+#: variables at points, and of modes in which runs start and end natively
 MAX_POINT_ENTRIES = 40
 #: longest functions of a transition with unknowns, in operations; longer ones compile for more than half a second
 MAX_TRANSITION_OPERATIONS = 5000
-#: guards of both modes above which transitions call the modes' functions instead of inlining them
+#: guards of both modes above which transitions call the modes' functions instead of inlining them,
 CALLED = 16
-#: the same as LARGEST for points without a transition, in modes integrated as explicit equations
-MAX_POINT_SIZE = 1000
+#: and operations of both modes above which their derivatives do
+LONG = 2000
 
 
 def native_eligible(transition: TransitionMap, source: ModeBuilder, target: ModeBuilder | None) -> bool:
@@ -33,9 +34,7 @@ def native_eligible(transition: TransitionMap, source: ModeBuilder, target: Mode
     if target is None or transition.projects or transition.conditions:
         return False
     ends = source, target
-    small = all(
-        b.lowering.n + b.nm <= MAX_POINT_ENTRIES and b.nz <= SYMBOLIC_SOLVE and not (b.direct and b.nk) for b in ends
-    )
+    small = all(b.nz <= SYMBOLIC_SOLVE and not (b.direct and b.nk) for b in ends)
     unknowns = len(transition.labels)
     square = transition.kernels["after"].function.size1_out(2) == unknowns <= MAX_POINT_ENTRIES
     return small and square
@@ -50,9 +49,9 @@ def _point(mode: ModeBuilder) -> tuple[list[ca.MX], ca.MX]:
 
 
 def point_functions(mode: ModeBuilder, *, turns: bool) -> dict[str, ca.Function]:
-    """Return `cross` of a point without a transition, and `solve` for knots; empty for index 2 and large modes."""
-    largest = MAX_POINT_ENTRIES if mode.nz and mode.explicit is None else MAX_POINT_SIZE
-    if mode.nk or mode.poles or mode.lowering.n + mode.nm > largest:
+    """Return `cross` of a point without a transition, and `solve` for knots; empty if Python handles both."""
+    many = mode.explicit is None and mode.nz > SYMBOLIC_SOLVE and mode.lowering.n + mode.nm > MAX_POINT_ENTRIES
+    if mode.nk or mode.poles or many:
         return {}
     (t, y, m, p), x = _point(mode)
     outputs = {"cross": [x, *mode.entry.call([t, x, m, p])]}
@@ -98,11 +97,12 @@ def crossing_functions(
     xi, clock = ca.MX.sym("xi", len(transition.labels)), ca.MX.sym("clock", CLOCK)
     outputs: dict[str, list[ca.MX]] = {}
     if solves(transition, target):
-        x_after, m_after, *equations = kernels["after"].function.call([t, x, m, xi, p])
+        x_after, m_after = densified(kernels["after"].function, 2).call([t, x, m, xi, p])
+        equations = kernels["after"].function.call([t, x, m, xi, p])[2:]
         first, _, _, start = kernels["jump"].function.call([t, x, m, p])[2:6]
         outputs = {"begin": [first, start], "solve": equations}
     else:
-        x_after, m_after = kernels["jump"].function.call([t, x, m, p])[:2]
+        x_after, m_after = densified(kernels["jump"].function, 2).call([t, x, m, p])
         if target.explicit is not None:
             y_after = x_after[: target.ny]
             x_after = ca.vertcat(y_after, first_output(target.explicit, t, y_after, m_after, p))
@@ -112,26 +112,31 @@ def crossing_functions(
         landed = first_output(target.landing, t, state, m_after, p)
         moved, x_after = ca.fabs(landed[: target.ny] - x_after[: target.ny]), landed
     point = [x, x_after, m_after, _open(target, t, x_after, m_after, p), moved]
-    outputs["tangent"] = kernels["tangent"].function.call([t, x, m, x_after, m_after, p, clock])[:6]
+    is_long = sum(f.n_instructions() for f in (source.entry, target.entry) if f.is_a("SXFunction")) > LONG
+    derivatives = kernels["slopes"].function.call([t, x, m, x_after, m_after, p, clock])
+    for mode, at in ((source, [t, x, m, p]), (target, [t, x_after, m_after, p])):
+        rates = first_output(mode.entry if is_long else mode.flow, *at)[: mode.ny]
+        derivatives += [ca.vertcat(rates, ca.MX.zeros(mode.nm)), first_output(mode.integrands, *at)]
     after_slopes = _constraint_slopes(target, t, x_after, m_after, p)
     others = [i for i in range(target.nk) if i not in transition.helping]
     split = target.ny + target.nm
-    outputs["tangent"] += [after_slopes[others, :split], after_slopes[others, split:]]
+    derivatives += [after_slopes[others, :split], after_slopes[others, split:]]
     direction = source.point_function("direction", lambda s: [source.direction(s)]) if source.nk else None
-    outputs["tangent"].append(ca.MX(0, 0) if direction is None else direction(t, x, m, p))
-    outputs["tangent"].append(_constraint_slopes(source, t, x, m, p)[:, :-1])
+    derivatives.append(ca.MX(0, 0) if direction is None else direction(t, x, m, p))
+    derivatives.append(_constraint_slopes(source, t, x, m, p)[:, :-1])
     s = source.solvable(source.symbols())
     by_w = first_output(ca.Function("chain", list(s.point), [source.chain(s)]), t, x, m, p)
     if has_slopes(transition):
         y_u, y_xi, m_u, m_xi, phi_u, _, _, z_u, entries = kernels["linear"].function.call([t, x, m, xi, p])
-        outputs["tangent"][1] = ca.vertcat(y_u, m_u) @ by_w
+        derivatives[1] = ca.vertcat(y_u, m_u) @ by_w
         own = z_u @ by_w if transition.simple else entries
-        outputs["tangent"] += [phi_u @ by_w, ca.vertcat(y_xi, m_xi), own]
+        derivatives += [phi_u @ by_w, ca.vertcat(y_xi, m_xi), own]
+    outputs["tangent"] = [value if i == 1 else dense(value) for i, value in enumerate(derivatives)]
     if "cost" in kernels:
         costs, by_u, costs_by_xi = kernels["cost"].function.call([t, x, m, xi, p])
         outputs["cost"] = [costs, by_u @ by_w, *([costs_by_xi] if has_slopes(transition) else [])]
     inputs = [t, y, m, p, clock, xi]
-    called = len(source.guarded) + len(target.guarded) > CALLED
+    called = is_long or len(source.guarded) + len(target.guarded) > CALLED
     if called:
         point = _in_elements(ca.Function("point", inputs, point), source, target).call(inputs)
     x, x_after, m_after, *more = point
@@ -139,10 +144,29 @@ def crossing_functions(
     outputs["cross"] = [x, *before, x_after, m_after, *after, *more]
     found: dict[str, ca.Function] = {}
     for key, values in outputs.items():
-        function = ca.Function(f"t{transition.index}_{key}", inputs, [dense(v) for v in values])
-        found[key] = function if called and key == "cross" else _in_elements(function, source, target)
+        values = values if key == "tangent" else [dense(v) for v in values]
+        function = ca.Function(f"t{transition.index}_{key}", inputs, values)
+        whole = (called and key == "cross") or (is_long and key == "tangent")
+        found[key] = function if whole else _in_elements(function, source, target)
+    found["tangent"] = _with_sparse_jump(found["tangent"], transition, target)
     short = "solve" not in found or sum(f.n_instructions() for f in found.values()) <= MAX_TRANSITION_OPERATIONS
     return _with_numbers_apart(found, source) if short else {}
+
+
+def _with_sparse_jump(tangent: ca.Function, transition: TransitionMap, target: ModeBuilder) -> ca.Function:
+    """Drop the zeros of w after by (w, p, t), except in rows that depend on solved unknowns."""
+    kind: Any = ca.SX if tangent.is_a("SXFunction") else ca.MX
+    inputs = [kind.sym(tangent.name_in(i), tangent.size1_in(i)) for i in range(tangent.n_in())]
+    outputs = tangent.call(inputs)
+    jump = ca.sparsify(outputs[1]) if kind is ca.SX else outputs[1]
+    if has_slopes(transition):
+        after = transition.kernels["after"].function
+        rows = {row for row in after.jac_sparsity(0, 3).row() if row < target.ny}
+        rows |= {target.ny + row for row in after.jac_sparsity(1, 3).row()}
+        full = ca.Sparsity.rowcol(sorted(rows), list(range(jump.size2())), *jump.shape)
+        jump = ca.project(jump, jump.sparsity() + full)
+    outputs[1] = jump
+    return ca.Function(tangent.name(), inputs, outputs)
 
 
 def _with_numbers_apart(functions: dict[str, ca.Function], mode: ModeBuilder) -> dict[str, ca.Function]:

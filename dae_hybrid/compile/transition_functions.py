@@ -25,7 +25,7 @@ MAX_GUARD_TEXT = 80
 
 def parameters_of(kernel: str) -> int | None:
     """Index of the parameter input, with numbers appended, of a transition's kernel; None if it takes no numbers."""
-    return {"time": None, "tangent": 5, "after": 4, "linear": 4, "cost": 4}.get(kernel, 3)
+    return {"time": None, "tangent": 5, "slopes": 5, "after": 4, "linear": 4, "cost": 4}.get(kernel, 3)
 
 
 def as_stated(model: HybridModel, transition: Transition, index: int, mode_index: dict[str, int]) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def build_transition(
         "trigger", [(f"trigger of transition '{name}'", trigger.residual(model.time, clock))], [clock]
     )
     jump = None if target is None else Jump(model, transition, source, target)
-    kernels = {"tangent": _tangent(residual, source_builder, jump)}
+    kernels = _tangent(residual, source_builder, jump)
     if jump is None and (cost := _costs_at_the_end(model, transition, source_builder)) is not None:
         kernels["cost"] = cost
     if isinstance(trigger, TimeTrigger):
@@ -123,8 +123,8 @@ def _costs_at_the_end(model: HybridModel, transition: Transition, source: ModeBu
     return cost_kernel(s, s.kind.sym("xi", 0), ca.vertcat(*function.call(list(s.point))))
 
 
-def _tangent(trigger: ca.Function, source: ModeBuilder, jump: Jump | None) -> Kernel:
-    """Return `tangent` of `TransitionMap`."""
+def _tangent(trigger: ca.Function, source: ModeBuilder, jump: Jump | None) -> dict[str, Kernel]:
+    """Return `tangent` and `slopes` of `TransitionMap`."""
     functions = [trigger, source.flow, source.integrands]
     if jump is not None:
         functions += [jump.given, jump.z_before, jump.u, jump.m, jump.t, jump.metric]
@@ -158,9 +158,10 @@ def _tangent(trigger: ca.Function, source: ModeBuilder, jump: Jump | None) -> Ke
             derivative = ca.vertcat(ca.jacobian(y_new, s.u) @ by_w, dm @ by_w)
         arrival = [flow_plus, target.integrands(*point), k_z, k_z_size]
     outputs = [ca.jacobian(h, s.u) @ by_w, derivative, flow_minus, g_minus, *arrival]
+    inputs = [s.t, s.x, s.m, after, m_after, s.p, clock]
+    slopes = Kernel(ca.Function("slopes", inputs, [dense(outputs[0]), outputs[1]]), [0, 1])
     outputs = [compact(o) if i in (1, 6, 7) else dense(o) for i, o in enumerate(outputs)]
-    function = ca.Function("tangent", [s.t, s.x, s.m, after, m_after, s.p, clock], outputs)
-    return Kernel(function, [0, 1, 6, 7])
+    return {"tangent": Kernel(ca.Function("tangent", inputs, outputs), [0, 1, 6, 7]), "slopes": slopes}
 
 
 def check_parameters_only(model: HybridModel, what: str, expression: Any, *more: ca.MX) -> None:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 class NativeTransition:
     """A transition that the native loop can apply.
 
-    The functions have the inputs ``(t, x, m, p, clock, xi)``, with the integrator's x before and the `unknowns` xi, and
-    dense outputs:
+    The functions have the inputs ``(t, x, m, p, clock, xi)``, with the integrator's x before and the `unknowns` xi.
+    Their outputs are dense, except for w after by (w, p, t):
 
     ======== ===========================================================================================
     begin    xi with continuous z; otherwise the initial guess of Newton's method

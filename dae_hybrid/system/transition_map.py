@@ -73,6 +73,7 @@ class TransitionMap:
     tangent      t, x-, m-, x+, m+, p, clock         h by (w-, p, t); where xi is z+ and z+ is continuous (y+, m+)
                                                      by (w-, p, t); y'-, g-, y'+, g+; where xi is z+ dPhi/dxi and
                                                      the sizes of its terms
+    slopes       as `tangent`                        its first two outputs, the second without its zeros
     ============ =================================== =====================================================
 
     xi are the unknowns of the arrival: the entries `free` of y+, then z+, then the reset's own `unknowns`, then the

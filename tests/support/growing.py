@@ -117,3 +117,39 @@ def bars(n: int, *, contacts: bool = False) -> Mechanism:
     mech.functional("G", terminal=last.x)
     mech.functional("energy", terminal=energy)
     return mech
+
+
+def rod(n: int, *, elements: bool = False, probe: bool = False) -> dh.HybridModel:
+    """A rod of n cells with a thermostat in its first one, stated with vectors or element by element.
+
+    Turning it off cools two cells and counts; with `elements`, turning it on solves for the first cell. With a `probe`,
+    the thermostat sees an algebraic variable.
+    """
+    m = dh.HybridModel("rod")
+    k, low, power = m.parameter("k", 1.0), m.parameter("low", 0.3), m.parameter("power", 3.0)
+    names = [m.differential(f"u{i}") for i in range(n)] if elements else [m.differential("u", size=n)]
+    u, count = ca.vertcat(*names), m.memory("count", initial=0.0)
+    cells = ca.vertsplit(u) if elements else u
+    flow = [k * (cells[i + 1] - cells[i]) for i in range(n - 1)] if elements else [k * (u[1:] - u[:-1])]
+    rate = ca.vertcat(*flow, 0) - ca.vertcat(0, *flow) - 0.5 * u
+    heated = ca.vertcat(ca.MX.ones(n // 4), ca.MX.zeros(n - n // 4))
+    rates = {"on": rate + power * heated, "off": rate}
+    seen, algebraic = u[0], []
+    if probe:
+        seen = m.algebraic("seen")
+        algebraic = [seen + seen**3 / 10 - k * u[0]]
+    modes = {}
+    for name, value in rates.items():
+        parts = ca.vertsplit(value) if elements else [value]
+        modes[name] = m.mode(name, ode=dict(zip(names, parts, strict=True)), algebraic=algebraic)
+    cooled = ca.vertcat(u[:1], 0.9 * u[1:3], u[3:])
+    reset = dict(zip(names, ca.vertsplit(cooled) if elements else [cooled], strict=True))
+    off = m.transition(
+        modes["on"], modes["off"], guard=seen - 0.45, direction="rising", reset=reset,
+        memory={count: count + u[1]}, name="off",
+    )  # fmt: skip
+    first = {"reset": [m.post(names[0]) + 0.1 * m.post(names[0]) ** 3 - k * u[0]]} if elements else {}
+    m.transition(modes["off"], modes["on"], guard=seen - low, direction="falling", name="on", **first)
+    m.initial(modes["on"], {name: 0.0 if elements else [0.0] * n for name in names})
+    m.functional("G", integrand=u[0] ** 2, terminal=ca.sumsqr(u) / n + count, at_events={off: u[2] ** 2})
+    return m

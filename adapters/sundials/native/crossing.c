@@ -100,7 +100,8 @@ static int is_regular(const double *a, const double *sizes, const double *entrie
 }
 
 typedef struct {                             /* outputs of a link's `tangent`; see `NativeTransition` in port/native_plan.py */
-  double *h, *jump, *flow, *g, *flow_after, *g_after;
+  double *h, *flow, *g, *flow_after, *g_after;
+  sparse jump;
   double *by_after, *direct;                 /* of target constraints that the arrival does not solve */
   double *onto, *held;                       /* projection onto the source's constraints: D, and k by (w, p) */
 } crossing;
@@ -214,7 +215,7 @@ static int differentiate_arrival(march *m, const station *from, const station *t
   double *end = m->tangent;
 #define PART(name, size) c->name = end, end += (size)
   PART(h, width);
-  PART(jump, nt * width);
+  c->jump = l->jump, c->jump.value = end, end += l->jump.column[width];
   PART(flow, nf);
   PART(g, nk);
   PART(flow_after, nt);
@@ -225,7 +226,7 @@ static int differentiate_arrival(march *m, const station *from, const station *t
   PART(held, from->n_held * (width - 1));
 #undef PART
   double *phi_w = end, *through = phi_w + n * width, *own = through + nt * n; /* continuous z, or sizes of entries */
-  double *res[13] = {c->h, c->jump, c->flow, c->g, c->flow_after, c->g_after, c->by_after, c->direct, c->onto, c->held,
+  double *res[13] = {c->h, c->jump.value, c->flow, c->g, c->flow_after, c->g_after, c->by_after, c->direct, c->onto, c->held,
                      phi_w, through, own};
   m->xi = unknowns_of(to, l, e);
   if (call(m, l->tangent, l->numbers, t, x, e->memory, res, n ? 13 : 10) || !all_finite(m->tangent, end - m->tangent)) return 0;
@@ -246,9 +247,9 @@ static int differentiate_arrival(march *m, const station *from, const station *t
         for (integer i = 0; i < n; i++) dxi[k * n + i] -= inverse[i * n + j] * (phi_w[k * n + j] / scale[j]);
   }
   for (integer k = 0; k < width; k++)
-    for (integer j = 0; j < n; j++)
-      for (integer i = 0; i < nt; i++) c->jump[k * nt + i] += through[j * nt + i] * dxi[k * n + j];
-  return all_finite(c->jump, nt * width);
+    for (integer q = c->jump.column[k]; q < c->jump.column[k + 1]; q++)
+      for (integer j = 0; j < n; j++) c->jump.value[q] += through[j * nt + c->jump.row[q]] * dxi[k * n + j];
+  return all_finite(c->jump.value, c->jump.column[width]);
 }
 
 /* Costs of an event, in `m->cost`, followed by their derivatives by (w, p, t); these include the dependence on solved
@@ -339,9 +340,8 @@ static void land_adjoint(const march *m, const station *from, const crossing *c,
 
 /* Whether neighbouring runs satisfy the target constraints that the arrival does not solve; see
  * system/excess.py, `refuse_excess`. */
-static int keeps_constraints(march *m, const station *from, const station *to, const link *l, const event *e,
-                             const crossing *c, double rate) {
-  const integer nf = from->n_y + m->n_memory, nt = to->n_y + m->n_memory, width = nf + m->n_parameters + 1;
+static int keeps_constraints(march *m, const station *from, const link *l, const event *e, const crossing *c, double rate) {
+  const integer nf = from->n_y + m->n_memory, width = nf + m->n_parameters + 1;
   double *row = m->cost, *size = row + width, largest = 0;
   for (integer j = 0; j < nf; j++) largest = fmax(largest, fabs(j < from->n_y ? e->x[j] : e->memory[j - from->n_y]));
   for (integer k = 0; k < l->others; k++) {
@@ -349,8 +349,8 @@ static int keeps_constraints(march *m, const station *from, const station *to, c
     for (integer j = 0; j < width; j++) {
       row[j] = j < nf ? 0 : c->direct[(j - nf) * l->others + k];
       size[j] = fabs(row[j]);
-      for (integer i = 0; i < nt; i++) {
-        const double term = c->by_after[i * l->others + k] * c->jump[j * nt + i];
+      for (integer q = c->jump.column[j]; q < c->jump.column[j + 1]; q++) {
+        const double term = c->by_after[c->jump.row[q] * l->others + k] * c->jump.value[q];
         row[j] += term, size[j] += fabs(term);
       }
       drift += row[j] * (j < nf ? c->flow[j] : j == width - 1), drift_size += size[j] * (j < nf ? fabs(c->flow[j]) : j == width - 1);

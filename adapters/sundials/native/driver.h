@@ -322,6 +322,7 @@ typedef struct {                             /* a transition, measurement or kno
   integer unknowns, simple, slopes;          /* number of unknowns; whether they are exactly z after it; whether
                                                 derivatives depend on them */
   integer others;                            /* number of target constraints that are not among the solved equations */
+  sparse jump;                               /* pattern of w after the transition by (w, p, t) */
 } link;
 
 typedef struct {                             /* a mode */

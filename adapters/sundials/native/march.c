@@ -150,12 +150,11 @@ static int differentiate(march *m, const station *from, const station *to, const
   const run *r = from->run;
   crossing found;
   if (!differentiate_arrival(m, from, to, l, t, r->model->api->array(r->x), e, &found)) return 0;
-  const double *h = found.h, *jump = found.jump, *flow = found.flow, *g = found.g, *flow_after = found.flow_after,
-               *g_after = found.g_after;
+  const double *h = found.h, *flow = found.flow, *g = found.g, *flow_after = found.flow_after, *g_after = found.g_after;
   double rate = h[width - 1];
   for (integer j = 0; j < nf; j++) rate += h[j] * flow[j];
   if (rate == 0 || fabs(rate) <= GRAZING * m->ranges[l->transition] / duration(m, t)) return 0;
-  if (!keeps_constraints(m, from, to, l, e, &found, rate)) return 0;
+  if (!keeps_constraints(m, from, l, e, &found, rate)) return 0;
   land_directions(m, from, &found, e);
   *clean = 1;
   double apart = BESIDE * m->rtol * elapsed(m, t); /* distance in time from other guards */
@@ -182,11 +181,10 @@ static int differentiate(march *m, const station *from, const station *to, const
     for (integer j = 0; j < nf; j++) tau += h[j] * w[j];
     for (integer q = dp->column[i]; q < dp->column[i + 1]; q++) tau += h[nf + dp->row[q]] * dp->value[q];
     e->tau[i] = tau = -tau / rate;
-    for (integer k = 0; k < nt; k++) after[k] = (jump[(width - 1) * nt + k] - flow_after[k]) * tau;
-    for (integer j = 0; j < nf; j++)
-      for (integer k = 0; k < nt; k++) after[k] += jump[j * nt + k] * (w[j] + flow[j] * tau);
-    for (integer q = dp->column[i]; q < dp->column[i + 1]; q++)
-      for (integer k = 0; k < nt; k++) after[k] += jump[(nf + dp->row[q]) * nt + k] * dp->value[q];
+    for (integer k = 0; k < nt; k++) after[k] = -flow_after[k] * tau;
+    add_column(&found.jump, width - 1, tau, after);
+    for (integer j = 0; j < nf; j++) add_column(&found.jump, j, w[j] + flow[j] * tau, after);
+    for (integer q = dp->column[i]; q < dp->column[i + 1]; q++) add_column(&found.jump, nf + dp->row[q], dp->value[q], after);
     for (integer j = 0; j < m->n_integrals; j++) {
       const double *own = (const double *)r->model->api->array(r->sensitivities[i]) + r->model->n;
       e->costs_before[i * m->n_integrals + j] = own[j];
@@ -199,9 +197,9 @@ static int differentiate(march *m, const station *from, const station *to, const
 
 /* Costs of an event, and their effect on the functionals; returns whether they are finite. Call after `differentiate`. */
 static int charge(march *m, const station *from, const station *to, const link *l, double t, const event *e) {
-  const integer nk = m->n_functionals, nf = from->n_y + m->n_memory, nt = to->n_y + m->n_memory, width = nf + m->n_parameters + 1;
+  const integer nk = m->n_functionals, nf = from->n_y + m->n_memory, width = nf + m->n_parameters + 1;
   const run *r = from->run;
-  const double *by = m->cost + nk, *flow = m->tangent + width + nt * width;
+  const double *by = m->cost + nk, *flow = m->tangent + width + l->jump.column[width];
   m->xi = unknowns_of(to, l, e);
   if (charges_of(m, from, l, t, r->model->api->array(r->x), e->memory) || !all_finite(m->cost, nk * (1 + width))) return 0;
   for (integer k = 0; k < nk; k++) m->gained[k] += m->cost[k];

@@ -357,6 +357,10 @@ static double column_dot(const sparse *a, integer j, const double *v) {
   return sum;
 }
 
+static void add_column(const sparse *a, integer j, double factor, double *out) {
+  for (integer k = a->column[j]; k < a->column[j + 1]; k++) out[a->row[k]] += factor * a->value[k];
+}
+
 static void scatter_column(const sparse *a, integer j, double *out) {
   for (integer k = a->column[j]; k < a->column[j + 1]; k++) out[a->row[k]] += a->value[k];
 }

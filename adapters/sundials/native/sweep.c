@@ -219,34 +219,34 @@ static int back_across(sweep *s, const station *from, const station *to, const l
   march *m = s->tables;
   const integer nf = from->n_y + m->n_memory, nt = to->n_y + m->n_memory, np = m->n_parameters, width = nf + np + 1;
   crossing found;
-  double *before = s->work;
+  double *before = s->work, *drift = before + width - 1, *drift_size = drift + nt;
   m->clock[1] = count;
   if (!differentiate_arrival(m, from, to, l, t, e->x, e, &found)) return FATAL;
-  const double *h = found.h, *jump = found.jump, *flow = found.flow, *g = found.g, *flow_after = found.flow_after,
-               *g_after = found.g_after;
+  const double *h = found.h, *flow = found.flow, *g = found.g, *flow_after = found.flow_after, *g_after = found.g_after;
+  const sparse *jump = &found.jump;
   const integer nk = m->n_functionals;
   const double *by = m->cost + nk;
   if (l->cost && charges_of(m, from, l, t, e->x, e->memory)) return FATAL;
   double rate = h[width - 1];
   for (integer j = 0; j < nf; j++) rate += h[j] * flow[j];
+  for (integer i = 0; i < nt; i++) drift[i] = -flow_after[i], drift_size[i] = fabs(flow_after[i]);
+  for (integer j = 0; j < width; j++) {
+    const double along = j < nf ? flow[j] : j == width - 1;
+    for (integer q = jump->column[j]; along != 0 && q < jump->column[j + 1]; q++)
+      drift[jump->row[q]] += jump->value[q] * along, drift_size[jump->row[q]] += fabs(jump->value[q] * along);
+  }
   for (integer k = 0; k < s->n_components; k++) {
     double *after = s->adjoint + k * s->marks_width, *totals = s->totals + k * s->n_wrt;
     const double at_event = g[s->components[k]] - g_after[s->components[k]];
     double c = at_event, size = fabs(g[s->components[k]]) + fabs(g_after[s->components[k]]);
-    for (integer i = 0; i < nt; i++) {
-      double drift = jump[(width - 1) * nt + i] - flow_after[i], drift_size = fabs(jump[(width - 1) * nt + i]) + fabs(flow_after[i]);
-      for (integer j = 0; j < nf; j++) drift += jump[j * nt + i] * flow[j], drift_size += fabs(jump[j * nt + i] * flow[j]);
-      c += after[i] * drift, size += fabs(after[i]) * drift_size;
-    }
+    for (integer i = 0; i < nt; i++) c += after[i] * drift[i], size += fabs(after[i]) * drift_size[i];
     if (l->cost) {
       c += by[(width - 1) * nk + s->components[k]];
       for (integer j = 0; j < nf; j++) c += by[j * nk + s->components[k]] * flow[j];
     }
     if (fabs(c) <= DRIFT_ROUNDINGS * DBL_EPSILON * size) c = 0; /* rates and integrand are continuous */
     for (integer j = 0; j < width - 1; j++) {
-      double sum = (l->cost ? by[j * nk + s->components[k]] : 0) - c / rate * h[j];
-      for (integer i = 0; i < nt; i++) sum += after[i] * jump[j * nt + i];
-      before[j] = sum;
+      before[j] = (l->cost ? by[j * nk + s->components[k]] : 0) - c / rate * h[j] + column_dot(jump, j, after);
     }
     land_adjoint(m, from, &found, before);
     for (integer j = 0; j < s->n_wrt; j++) totals[j] += before[nf + s->wrt[j]];
