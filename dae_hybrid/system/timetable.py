@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_plan import MEASURES, Alarms, Listed
-from dae_hybrid.system.schedule import in_order, listed_until, ticks_within, times_of
+from dae_hybrid.system.schedule import depends_on_parameters, in_order, listed_until, once_of, ticks_within, times_of
 
 if TYPE_CHECKING:
     from dae_hybrid.system.system import HybridSystem, ModeSystem
@@ -25,8 +25,9 @@ class Timetable:
 
     def __init__(self, system: HybridSystem, span: tuple[float, float]) -> None:
         self._system, self._span = system, span
-        timed = [system.transitions[i] for mode in system.modes for i in mode.timed]
-        self._moves = any(t.kernels["time"].function.jac_sparsity(0, 0).nnz() for t in timed)
+        self._moves = any(once_of(system, mode).moves for mode in system.modes) or any(
+            depends_on_parameters(t, system.parameters.size) for t in system.transitions if t.trigger.is_periodic
+        )
         self._fixed: Listed | None = None
 
     def listed(self, p: Array) -> Iterator[tuple[int, int, Listed]]:
@@ -50,12 +51,12 @@ class Timetable:
     def _of_mode(self, mode: ModeSystem, p: Array, until: Array) -> Alarms:
         times, links, counts = [np.zeros((len(p), 0))], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         own = list(enumerate((self._system.transitions[i] for i in mode.timed), start=len(mode.guarded)))
-        for link, transition in [pair for pair in own if not pair[1].trigger.is_periodic]:  # first of equal times
-            when = self._times(transition, p, np.zeros(1))
-            until[~np.isfinite(when[:, 0])] = np.nan
-            times.append(when)
-            links.append(np.full(1, link))
-            counts.append(np.zeros(1, np.int64))
+        once = once_of(self._system, mode)
+        if once.links.size:  # first of equal times
+            times.append(once.of_runs(p))
+            until[~np.isfinite(times[-1]).all(axis=1)] = np.nan
+            links.append(once.links)
+            counts.append(np.zeros_like(once.links))
         ends = self._system.graph.ends
         if ends is not None and ends.measured:
             times.append(np.tile([t for t, _ in ends.waiting], (len(p), 1)))
