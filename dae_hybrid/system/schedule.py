@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import casadi as ca
@@ -36,19 +37,14 @@ def times_of(transition: TransitionMap, start: float, p: Array, counts: NDArray[
     return np.array(kernel.function(rows, clocks))[0].reshape(len(p), counts.size)
 
 
-def depends_on_parameters(transition: TransitionMap, n_p: int) -> bool:
-    """Whether the times of a transition depend on any of the parameters (n_p,)."""
-    return any(column < n_p for column in _family(transition)[0].function.jac_sparsity(0, 0).get_col())
-
-
 def _family(transition: TransitionMap) -> tuple[Kernel, Array]:
     """The kernel that gives the times of a transition, and the numbers behind the parameters."""
     own = transition.kernels["time"]
     return own.family or (own, np.zeros(0))
 
 
-class TimesOnce:
-    """The times of all `at=` of a mode; transitions that differ in numbers are evaluated together.
+class TimedTransitions:
+    """The `at=` of a mode, or its `every=`; the times of those that differ in numbers are evaluated together.
 
     Attributes
     ----------
@@ -57,54 +53,73 @@ class TimesOnce:
     moves : bool
         Whether any time depends on parameters.
     in_order : tuple of ndarray or None
-        Times in order and their links, once they are known, if none depends on parameters.
+        Times of `at=` in order and their links, once they are known, if none depends on parameters.
     """
 
     in_order: tuple[Array, NDArray[np.int64]] | None = None
 
-    def __init__(self, system: HybridSystem, mode: ModeSystem) -> None:
-        timed = [system.transitions[i] for i in mode.timed]
-        once = [(link, t) for link, t in enumerate(timed, start=len(mode.guarded)) if not t.trigger.is_periodic]
-        self.links = np.array([link for link, _ in once], dtype=np.int64)
-        alike: dict[Kernel, list[int]] = {}
-        for i, (_, transition) in enumerate(once):
-            alike.setdefault(_family(transition)[0], []).append(i)
-        self.moves = any(depends_on_parameters(once[own[0]][1], system.parameters.size) for own in alike.values())
-        self._parts = [(places, once[places[0]][1].kernels["time"], np.zeros(0)) for places in alike.values()]
-        for k, (kernel, places) in enumerate(alike.items()):
-            if len(places) > 1:
-                numbers = np.concatenate([_family(once[i][1])[1] for i in places])
-                self._parts[k] = places, _together(kernel, system.parameters.size, len(places)), numbers
+    def __init__(self, system: HybridSystem, mode: ModeSystem, *, periodic: bool) -> None:
+        timed = enumerate((system.transitions[i] for i in mode.timed), start=len(mode.guarded))
+        own = [(link, t) for link, t in timed if t.trigger.is_periodic == periodic]
+        self.links, self.transitions = np.array([link for link, _ in own], dtype=np.int64), [t for _, t in own]
+        self._alike: dict[Kernel, list[int]] = {}
+        for i, transition in enumerate(self.transitions):
+            self._alike.setdefault(_family(transition)[0], []).append(i)
+        n_p = system.parameters.size
+        self.moves = any(column < n_p for k in self._alike for column in k.function.jac_sparsity(0, 0).get_col())
+        self._parts = [(places, self._times(kernel, n_p, places)) for kernel, places in self._alike.items()]
 
-    def at(self, p: Array) -> Array:
-        """The times (n,) at parameters (n_p,)."""
-        found = np.empty(self.links.size)
-        for places, kernel, numbers in self._parts:
-            found[places] = kernel(p, 0.0, *([numbers] if len(places) > 1 else []))[0]
+    def _times(self, kernel: Kernel, n_p: int, places: list[int]) -> Callable[..., list[Array]]:
+        """A function (p, clock) that gives the times of transitions with the same kernel."""
+        if len(places) == 1:
+            return self.transitions[places[0]].kernels["time"]
+        return partial(_together(kernel, n_p, len(places)), np.concatenate(self._numbers(places)))
+
+    def _numbers(self, places: list[int]) -> list[Array]:
+        return [_family(self.transitions[i])[1] for i in places]
+
+    def at(self, p: Array, start: float, count: int) -> Array:
+        """Times (n,) at parameters (n_p,); those of `every=` after `count` periods."""
+        found, clock = np.empty(self.links.size), schedule_state(start, count)
+        for places, times in self._parts:
+            found[places] = times(p, clock)[0]
         return found
 
-    def of_runs(self, p: Array) -> Array:
-        """The times (N, n) at parameters (N, n_p)."""
+    def of_runs(self, p: Array, start: float) -> Array:
+        """Times (N, n) of `at=` at parameters (N, n_p)."""
         found = np.empty((len(p), self.links.size))
-        for places, kernel, numbers in self._parts:
+        for places, times in self._parts:
             if len(places) > 1:
-                found[:, places] = [kernel(own, 0.0, numbers)[0] for own in p]
+                found[:, places] = [times(own, schedule_state(start, 0))[0] for own in p]
             else:
-                found[:, places[0]] = np.array(kernel.function(p.T, 0.0))[0]
+                found[:, places] = times_of(self.transitions[places[0]], start, p, np.zeros(1))
+        return found
+
+    def ticks(self, p: Array, start: float, counts: Sequence[NDArray[np.int64]]) -> list[Array]:
+        """Times of all `every=` after the given numbers of periods, at parameters (n_p,)."""
+        found = [np.zeros(0)] * self.links.size
+        for kernel, places in self._alike.items():
+            sizes = [counts[i].size for i in places]
+            numbers = np.repeat(self._numbers(places), sizes, axis=0)
+            rows = np.hstack((np.tile(p, (len(numbers), 1)), numbers)).T
+            clocks = np.vstack((np.full(len(numbers), start), np.concatenate([counts[i] for i in places])))
+            times = np.split(np.array(kernel.function(rows, clocks))[0], np.cumsum(sizes)[:-1])
+            for i, own in zip(places, times, strict=True):
+                found[i] = own
         return found
 
 
-def once_of(system: HybridSystem, mode: ModeSystem) -> TimesOnce:
-    """The times of all `at=` of a mode; made once for a system."""
-    cache, key = system.graph.cache, ("times", mode.index)
+def timed_transitions(system: HybridSystem, mode: ModeSystem, *, periodic: bool) -> TimedTransitions:
+    """The `at=` or the `every=` of a mode; made once for a system."""
+    cache, key = system.graph.cache, ("timed", mode.index, periodic)
     if key not in cache:
-        cache[key] = TimesOnce(system, mode)
-    found: TimesOnce = cache[key]
+        cache[key] = TimedTransitions(system, mode, periodic=periodic)
+    found: TimedTransitions = cache[key]
     return found
 
 
 def _together(kernel: Kernel, n_p: int, count: int) -> Kernel:
-    """A kernel (p, clock, numbers) -> times for `count` transitions that differ in numbers."""
+    """A kernel (numbers, p, clock) -> times for `count` transitions that differ in numbers."""
     function = kernel.function
     p, clock = ca.MX.sym("p", n_p), ca.MX.sym("clock", CLOCK)
     numbers = ca.MX.sym("numbers", function.size1_in(0) - n_p)
@@ -112,7 +127,7 @@ def _together(kernel: Kernel, n_p: int, count: int) -> Kernel:
     every = one.map("times", "serial", count, [0, 1], [])
     own = ca.MX.sym("numbers", numbers.numel() * count)
     found = every(p, clock, ca.reshape(own, numbers.numel(), count))
-    return Kernel(ca.Function("times", [p, clock, own], [ca.vec(found)]))
+    return Kernel(ca.Function("times", [own, p, clock], [ca.vec(found)]))
 
 
 def listed_until(ticks: Array) -> Array:
@@ -133,11 +148,14 @@ class Schedule:
     def __init__(self, system: HybridSystem, start: float, p: Array, end: float = np.inf) -> None:
         self.system, self.start, self.p, self.end = system, start, p, end
         self._once: dict[int, tuple[Array, NDArray[np.int64]]] = {}
+        self._first: dict[int, float] = {}
         self._alarms: tuple[Alarms, ...] = ()
         self._until = np.inf
 
     def time(self, transition: TransitionMap, count: int) -> float:
         """Time of a transition; for `every=`, after `count` periods."""
+        if count == 1 and transition.index in self._first:
+            return self._first[transition.index]
         time = float(transition.kernels["time"](self.p, schedule_state(self.start, count))[0][0])
         if not np.isfinite(time) or (transition.trigger.is_periodic and count and time <= self.start):
             what = "period is not positive" if transition.trigger.is_periodic else "time is not finite"
@@ -170,7 +188,6 @@ class Schedule:
     def _of_mode(
         self, mode: ModeSystem, t: float, measured: Sequence[tuple[float, int]], knots: Knots | None
     ) -> Alarms:
-        link_of = {index: link for link, index in enumerate(mode.timed, start=len(mode.guarded))}
         others = len(mode.guarded) + len(mode.timed)
         once, own = self._sorted(mode)
         turns = np.zeros(0) if knots is None else knots.times
@@ -181,37 +198,40 @@ class Schedule:
             np.array([i for _, i in measured], dtype=np.int64),
         ]
         links = [np.full(turns.size, others + TURNS), own, np.full(len(measured), others + MEASURES)]
-        for transition in self.periodic(mode):
-            ticks, when = self._ticks(transition, t)
+        for link, ticks, when in self._ticks(mode, t):
             times.append(when)
             counts.append(ticks)
-            links.append(np.full(ticks.size, link_of[transition.index]))
+            links.append(np.full(ticks.size, link))
             self._until = min(self._until, float(listed_until(when[None])[0]))
         found = in_order([each[None] for each in times], links, counts)
         return found._replace(times=found.times[0], links=found.links[0], counts=found.counts[0])
 
-    def _ticks(self, transition: TransitionMap, t: float) -> tuple[NDArray[np.int64], Array]:
-        """Counts and times of the ticks of a transition from time t on."""
-        period = self.time(transition, 1) - self.start
-        first = max(1, int((t - self.start) // period))
-        counts = np.arange(first, first + ticks_within(period, self.end - t))
-        return counts, times_of(transition, self.start, self.p[None], counts)[0]
+    def _ticks(self, mode: ModeSystem, t: float) -> Iterator[tuple[int, NDArray[np.int64], Array]]:
+        """Yield link, counts and times of the ticks of every clock of a mode from time t on."""
+        stated = timed_transitions(self.system, mode, periodic=True)
+        first = stated.at(self.p, self.start, 1).tolist()
+        checked = {t.index: time for t, time in zip(stated.transitions, first, strict=True) if self.start < time < np.inf}
+        self._first |= checked
+        periods = [self.time(transition, 1) - self.start for transition in stated.transitions]
+        begins = [max(1, int((t - self.start) // period)) for period in periods]
+        counts = [np.arange(n, n + ticks_within(d, self.end - t)) for n, d in zip(begins, periods, strict=True)]
+        yield from zip(stated.links.tolist(), counts, stated.ticks(self.p, self.start, counts), strict=True)
 
     def periodic(self, mode: ModeSystem) -> list[TransitionMap]:
         """The `every=` transitions of a mode."""
-        return [self.system.transitions[i] for i in mode.timed if self.system.transitions[i].trigger.is_periodic]
+        return timed_transitions(self.system, mode, periodic=True).transitions
 
     def _sorted(self, mode: ModeSystem) -> tuple[Array, NDArray[np.int64]]:
         """Times of the `at=` of a mode, in order, and their links."""
         if mode.index not in self._once:
-            stated = once_of(self.system, mode)
-            self._once[mode.index] = stated.in_order or self._at_parameters(mode, stated)
+            stated = timed_transitions(self.system, mode, periodic=False)
+            self._once[mode.index] = stated.in_order or self._at_parameters(stated)
         return self._once[mode.index]
 
-    def _at_parameters(self, mode: ModeSystem, stated: TimesOnce) -> tuple[Array, NDArray[np.int64]]:
-        times = stated.at(self.p)
-        for link in stated.links[~np.isfinite(times)].tolist():
-            self.time(self.system.transitions[mode.timed[link - len(mode.guarded)]], 0)  # raises
+    def _at_parameters(self, stated: TimedTransitions) -> tuple[Array, NDArray[np.int64]]:
+        times = stated.at(self.p, self.start, 0)
+        for i in np.flatnonzero(~np.isfinite(times)).tolist():
+            self.time(stated.transitions[i], 0)  # raises
         order = np.argsort(times, kind="stable")
         found = times[order], stated.links[order]
         if not stated.moves:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_plan import MEASURES, Alarms, Listed
-from dae_hybrid.system.schedule import depends_on_parameters, in_order, listed_until, once_of, ticks_within, times_of
+from dae_hybrid.system.schedule import in_order, listed_until, ticks_within, timed_transitions, times_of
 
 if TYPE_CHECKING:
     from dae_hybrid.system.system import HybridSystem, ModeSystem
@@ -25,9 +25,7 @@ class Timetable:
 
     def __init__(self, system: HybridSystem, span: tuple[float, float]) -> None:
         self._system, self._span = system, span
-        self._moves = any(once_of(system, mode).moves for mode in system.modes) or any(
-            depends_on_parameters(t, system.parameters.size) for t in system.transitions if t.trigger.is_periodic
-        )
+        self._moves = any(timed_transitions(system, m, periodic=e).moves for m in system.modes for e in (False, True))
         self._fixed: Listed | None = None
 
     def listed(self, p: Array) -> Iterator[tuple[int, int, Listed]]:
@@ -50,10 +48,9 @@ class Timetable:
 
     def _of_mode(self, mode: ModeSystem, p: Array, until: Array) -> Alarms:
         times, links, counts = [np.zeros((len(p), 0))], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        own = list(enumerate((self._system.transitions[i] for i in mode.timed), start=len(mode.guarded)))
-        once = once_of(self._system, mode)
+        once, clocks = (timed_transitions(self._system, mode, periodic=e) for e in (False, True))
         if once.links.size:  # first of equal times
-            times.append(once.of_runs(p))
+            times.append(once.of_runs(p, self._span[0]))
             until[~np.isfinite(times[-1]).all(axis=1)] = np.nan
             links.append(once.links)
             counts.append(np.zeros_like(once.links))
@@ -62,7 +59,7 @@ class Timetable:
             times.append(np.tile([t for t, _ in ends.waiting], (len(p), 1)))
             links.append(np.full(len(ends.waiting), len(mode.guarded) + len(mode.timed) + MEASURES))
             counts.append(np.array([i for _, i in ends.waiting]))
-        for link, transition in [pair for pair in own if pair[1].trigger.is_periodic]:
+        for link, transition in zip(clocks.links.tolist(), clocks.transitions, strict=True):
             ticks = np.arange(1, 1 + self._ticks(transition, p))
             when = self._times(transition, p, ticks)
             until[:] = np.where(when[:, 0] > self._span[0], np.minimum(until, listed_until(when)), np.nan)
