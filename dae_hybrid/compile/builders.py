@@ -9,6 +9,7 @@ from functools import cache
 import casadi as ca
 import numpy as np
 
+from dae_hybrid.codegen.casadi_tools import SYMBOLIC_SOLVE
 from dae_hybrid.codegen.kernels import NativeFunction
 from dae_hybrid.compile.families import Family, families, kernels_of
 from dae_hybrid.compile.lowering import ModeLowering
@@ -138,7 +139,7 @@ class Builders:
         modes = [self.units[unit] for unit in (source, target) if unit is not None]
         special = (
             transition.equations.numel() or transition.project or transition.guess
-            or transition.name in charged or any(mode.nz for mode in modes)
+            or transition.name in charged or any(mode.nz > SYMBOLIC_SOLVE for mode in modes)
         )  # fmt: skip
         if special:
             return transition.name, []

@@ -163,3 +163,50 @@ def test_a_run_evaluates_all_times_at_once(
         return found[0]
 
     assert calls(8) == calls(80)
+
+
+def jumps(n: int, *, constrained: bool) -> dh.HybridModel:
+    """A nonlinear element, or a pendulum in Cartesian coordinates, kicked at many times and at many places."""
+    m = dh.HybridModel("jumps")
+    k, tau = m.parameter("k", 0.7), m.parameter("tau", 1.1)
+    if constrained:
+        x, y, vx, vy = (m.differential(name) for name in ("x", "y", "vx", "vy"))
+        tension, mu = m.algebraic("tension"), m.algebraic("mu")
+        ode = {x: vx - x * mu, y: vy - y * mu, vx: -x * tension, vy: -9.81 - y * tension}
+        run = m.mode("run", ode=ode, constraint=[(x**2 + y**2 - 1.44) / 2, x * vx + y * vy])
+        m.initial(run, {x: 1.2 * np.sin(0.5), y: -1.2 * np.cos(0.5), vx: 0.0, vy: 0.0})
+        resets = [{vx: f * k * vx, vy: f * k * vy} for f in np.linspace(1.2, 1.5, n)]
+        m.functional("G", terminal=x, integrand=tension)
+    else:
+        x, z, c = m.differential("x"), m.algebraic("z"), m.memory("c", initial=1.0)
+        kept = m.memory("kept", of=z, initial=0.5)
+        run = m.mode("run", ode={x: 0.4 - k * z}, algebraic=[z + 0.3 * z**3 + 0.1 * kept - c * x])
+        m.initial(run, {x: 1.0})
+        resets = [{x: x + f * z} for f in np.linspace(0.1, 0.3, n)]
+        m.functional("G", terminal=x * z, integrand=z**2)
+    for i, reset in enumerate(resets):
+        memory = None if constrained else {c: 1 + 0.3 * np.cos(i)}
+        m.transition(run, run, at=(i + 0.37) / n * 1.7 * tau, reset=reset, memory=memory, name=f"at {i}")
+        place = 0.43 - 0.13 * i if constrained else 0.81 + 0.13 * i
+        m.transition(run, run, guard=x - place, reset=reset, name=f"place {i}")
+    return m
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["compiled", "Python"])
+@pytest.mark.parametrize("eliminate", [True, False])
+@pytest.mark.parametrize("constrained", [True, False])
+def test_transitions_of_modes_with_algebraic_variables(
+    constrained: bool, eliminate: bool, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = jumps(6, constrained=constrained).build(eliminate=eliminate)
+    with monkeypatch.context() as patch:
+        patch.setattr("dae_hybrid.compile.builders.MIN_FAMILY_SIZE", 10**9)
+        apart = jumps(6, constrained=constrained).build(eliminate=eliminate)
+    assert len({id(t.kernels["jump"].function) for t in apart.transitions}) == 12
+    assert len({id(t.kernels["jump"].family[0]) for t in shared.transitions if t.kernels["jump"].family}) == 2
+    one, other = (dh.forward_sensitivity(s, (0, 2), **TIGHT, native_events=native) for s in (shared, apart))
+    assert [(e.transition, e.time) for e in one.events] == [(e.transition, e.time) for e in other.events]
+    assert len(one.events) > 6
+    np.testing.assert_allclose(one.gradient["G"], other.gradient["G"], rtol=1e-10)
+    asa = dh.adjoint_gradient(shared, (0, 2), "G", **TIGHT, native_events=native)
+    np.testing.assert_allclose(asa.gradient, one.gradient["G"], rtol=1e-6)
