@@ -79,9 +79,7 @@ def in_elements(
     return [found for function in some for found in _in_elements(function, structural, same)]
 
 
-def _in_elements(
-    function: ca.Function, structural: Set[float], same: dict[Any, Any]
-) -> list[tuple[Any, Array] | None]:
+def _in_elements(function: ca.Function, structural: Set[float], same: dict[Any, Any]) -> list[tuple[Any, Array] | None]:
     none: list[tuple[Any, Array] | None] = [None] * function.n_out()
     if function.n_instructions() > MAX_INSTRUCTIONS * function.n_out():
         return none

@@ -120,6 +120,8 @@ def apart(function: ca.Function, place: int, size: int, n_in: int) -> ca.Functio
 class _OfMember(Kernel):
     """A kernel of a family with the numbers of one member."""
 
+    family: tuple[Kernel, Array]
+
     def __init__(self, kernel: Kernel, place: int, numbers: Array) -> None:
         self.family, self._place = (kernel, numbers), place
         self.name, self._shapes = kernel.name, kernel._shapes
@@ -157,9 +159,7 @@ class OfMember[V](Mapping[str, V]):
         return key in self._family
 
 
-def kernels_of(
-    family: Mapping[str, Kernel], places: Callable[[str], int], numbers: Array
-) -> Mapping[str, Kernel]:
+def kernels_of(family: Mapping[str, Kernel], places: Callable[[str], int], numbers: Array) -> Mapping[str, Kernel]:
     """Return the kernels of a family for one member; `places` gives the index of the parameter input of each."""
     return OfMember(family, lambda key, kernel: _OfMember(kernel, places(key), numbers))
 

@@ -226,9 +226,7 @@ def _check_declarations(model: HybridModel) -> None:
     used = {s.__hash__() for s in ca.symvar(ca.veccat(*(e for mode in modes for e in mode.equations)))}
     for d in model.of_kind("differential"):
         rate = model.rates.get(d.name)
-        if not any(d.name in mode.ode for mode in modes) and (
-            rate is None or rate.__hash__() not in used
-        ):
+        if not any(d.name in mode.ode for mode in modes) and (rate is None or rate.__hash__() not in used):
             raise ModelError(f"State '{d.name}' has no equation in any mode.", variables=[d.name])
     for d in model.of_kind("algebraic"):
         if d.symbol.__hash__() not in used:

@@ -83,7 +83,9 @@ def build_transition(
     if jump is None and (cost := _costs_at_the_end(model, transition, source_builder)) is not None:
         kernels["cost"] = cost
     if isinstance(trigger, TimeTrigger):
-        kernels["time"] = Kernel(of_parameters(model, "time", [dense(trigger.schedule(clock))], [clock], source.numbers))
+        kernels["time"] = Kernel(
+            of_parameters(model, "time", [dense(trigger.schedule(clock))], [clock], source.numbers)
+        )
     if jump is not None:
         kernels |= jump.kernels()
     return TransitionMap(

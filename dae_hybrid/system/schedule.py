@@ -210,7 +210,9 @@ class Schedule:
         """Yield link, counts and times of the ticks of every clock of a mode from time t on."""
         stated = timed_transitions(self.system, mode, periodic=True)
         first = stated.at(self.p, self.start, 1).tolist()
-        checked = {t.index: time for t, time in zip(stated.transitions, first, strict=True) if self.start < time < np.inf}
+        checked = {
+            t.index: time for t, time in zip(stated.transitions, first, strict=True) if self.start < time < np.inf
+        }
         self._first |= checked
         periods = [self.time(transition, 1) - self.start for transition in stated.transitions]
         begins = [max(1, int((t - self.start) // period)) for period in periods]

@@ -122,9 +122,9 @@ def test_a_time_that_is_not_finite_is_named() -> None:
     with pytest.raises(dh.NonFiniteError, match="time is not finite") as caught:
         dh.simulate(system, (0, 1), parameters={"p": 2.0})
     assert caught.value.transition == "number 4"
+    for i in range(5):
+        m.transition(run, run, at=x + 0.3 * i, name=f"state {i}")
     with pytest.raises(dh.ModelError, match="at of transition 'state 0' uses x"):
-        for i in range(5):
-            m.transition(run, run, at=x + 0.3 * i, name=f"state {i}")
         m.build()
 
 
