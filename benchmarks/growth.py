@@ -218,7 +218,7 @@ PROBLEMS: dict[str, tuple[Callable[[int], Problem], tuple[int, ...]]] = {
     "modulated": (modulated, (100, 1000, 10000)),
     "sampled": (sampled, (100, 1000)),
     "periodic": (periodic, (100, 1000)),
-    "doses": (doses, (100, 1000)),
+    "doses": (doses, (100, 1000, 10000)),
     "implicit": (implicit, (100, 1000)),
     "impacts": (impacts, (100, 1000)),
     "jumps": (jumps, (100, 1000)),
