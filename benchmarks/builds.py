@@ -1,4 +1,4 @@
-"""Growth of the cost of a build with guards, modes, transitions, measurements, nested terms and bodies.
+"""Growth of the cost of a build with guards, times, modes, transitions, measurements, nested terms and bodies.
 
     python benchmarks/builds.py [--only NAME ...] [--largest N] [--write]
 
@@ -40,6 +40,18 @@ from dae_hybrid.mechanics import Index1, Mechanism
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "large_systems.md"
 OPTIONS: dict[str, Any] = {"rtol": 1e-6}
 TIMEOUT = 600
+
+
+def doses(n: int) -> dh.HybridModel:
+    """Doses of several sizes at times that a parameter stretches, one transition for each."""
+    m = dh.HybridModel("doses")
+    x, p, tau = m.differential("x"), m.parameter("p", 1.0), m.parameter("tau", 0.9)
+    run = m.mode("run", ode={x: 1 - p * x})
+    for i in range(n):
+        m.transition(run, run, at=(i + 0.7) / n * tau, reset={x: x + (0.21 + i % 7) / n})
+    m.initial(run, {x: 0.0})
+    m.functional("G", terminal=x)
+    return m
 
 
 def measurements(n: int) -> dh.HybridModel:
@@ -85,6 +97,7 @@ def chain(n: int) -> Mechanism:
 #: model, arguments of `build`, and sizes
 PROBLEMS: dict[str, tuple[Callable[[int], dh.HybridModel | Mechanism], tuple[Any, ...], tuple[int, ...]]] = {
     "guards": (guards, (), (25, 50, 100, 200, 400)),
+    "doses": (doses, (), (100, 300, 600, 1_000, 1_500, 3_000, 10_000)),
     "ring": (ring, (), (25, 50, 100, 200, 500, 1_000, 2_000)),
     "exits": (exits, (), (100, 500, 2_000)),
     "measurements": (measurements, (), (100, 1_000, 5_000, 20_000, 100_000)),

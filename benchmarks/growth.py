@@ -249,7 +249,7 @@ PROBLEMS: dict[str, tuple[Callable[[int], Problem], tuple[int, ...]]] = {
     "sampled": (sampled, (100, 1000)),
     "two clocks": (two_clocks, (100, 1000, 10000)),
     "periodic": (periodic, (100, 1000)),
-    "doses": (doses, (100, 1000)),
+    "doses": (doses, (100, 1000, 10000)),
     "implicit": (implicit, (100, 1000)),
     "impacts": (impacts, (100, 1000)),
     "jumps": (jumps, (100, 1000)),

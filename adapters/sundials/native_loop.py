@@ -53,6 +53,7 @@ class NativeLoop:
         self.n_integrals = first.functionals.size if first.integrates else 0
         self._absolute = [np.zeros(size) for size in graph.sizes]
         self._links = [self._of_mode(i) for i in range(len(graph.equations))]
+        self._widest = max((link.width for links in self._links for link in links), default=0)
         self.stations = (ModeTables * len(graph.equations))()
         for i, (e, links) in enumerate(zip(graph.equations, self._links, strict=True)):
             self.stations[i] = ModeTables(
@@ -240,7 +241,7 @@ class NativeLoop:
         m = self.struct
         if not m.full:
             return False
-        self._make_room(m.full * max(link.width for links in self._links for link in links))
+        self._make_room(m.full * self._widest)
         m.full, m.resumed = 0, 1
         return True
 

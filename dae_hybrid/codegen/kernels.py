@@ -68,6 +68,9 @@ class Kernel(NotPicklable):
     sparse.
     """
 
+    #: the kernel that this one calls with numbers behind the parameters, and the numbers; None for most
+    family: tuple[Kernel, Array] | None = None
+
     def __init__(self, function: ca.Function, matrices: Sequence[int] = ()) -> None:
         self.function = function
         self.name: str = function.name()

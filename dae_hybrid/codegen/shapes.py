@@ -75,10 +75,11 @@ def in_elements(
         ca.Function("values", symbols, values[i : i + EXPRESSIONS_PER_CALL])
         for i in range(0, len(values), EXPRESSIONS_PER_CALL)
     )
-    return [found for function in some for found in _in_elements(function, structural)]
+    same: dict[Any, Any] = {}  # equal operations become one object
+    return [found for function in some for found in _in_elements(function, structural, same)]
 
 
-def _in_elements(function: ca.Function, structural: Set[float]) -> list[tuple[Any, Array] | None]:
+def _in_elements(function: ca.Function, structural: Set[float], same: dict[Any, Any]) -> list[tuple[Any, Array] | None]:
     none: list[tuple[Any, Array] | None] = [None] * function.n_out()
     if function.n_instructions() > MAX_INSTRUCTIONS * function.n_out():
         return none
@@ -118,7 +119,8 @@ def _in_elements(function: ca.Function, structural: Set[float]) -> list[tuple[An
             operations.append((op, *operands))
             if op == ca.OP_OUTPUT:
                 if alone:
-                    found[results(k)[0]] = tuple(operations), np.array(numbers)
+                    stated = tuple(operations)
+                    found[results(k)[0]] = same.setdefault(stated, stated), np.array(numbers)
                 first, operations, numbers, alone = k + 1, [], [], True
             else:
                 known[results(k)[0]] = first + len(operations) - 1

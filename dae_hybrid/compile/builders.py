@@ -9,6 +9,7 @@ from functools import cache
 import casadi as ca
 import numpy as np
 
+from dae_hybrid.codegen.casadi_tools import SYMBOLIC_SOLVE
 from dae_hybrid.codegen.kernels import NativeFunction
 from dae_hybrid.compile.families import Family, families, kernels_of
 from dae_hybrid.compile.lowering import ModeLowering
@@ -137,16 +138,16 @@ class Builders:
         source, target = self._at(transition)
         modes = [self.units[unit] for unit in (source, target) if unit is not None]
         special = (
-            transition.guard is None or transition.equations.numel() or transition.project or transition.guess
-            or transition.name in charged or any(mode.nz for mode in modes)
+            transition.equations.numel() or transition.project or transition.guess
+            or transition.name in charged or any(mode.nz > SYMBOLIC_SOLVE for mode in modes)
         )  # fmt: skip
-        if special or transition.guard is None:
+        if special:
             return transition.name, []
         key = (
-            source, target, transition.source is transition.target, *transition.reset, None, *transition.memory,
-            transition.freezes,
+            source, target, transition.source is transition.target, transition.trigger.argument, *transition.reset,
+            None, *transition.memory, transition.freezes,
         )  # fmt: skip
-        return key, [transition.guard, *transition.reset.values(), *transition.memory.values()]
+        return key, [transition.trigger.expression, *transition.reset.values(), *transition.memory.values()]
 
     def _at(self, transition: Transition) -> tuple[int, int | None]:
         """The units of the source and target modes."""
@@ -218,12 +219,12 @@ class Transitions:
 
 
 def _with(transition: Transition, values: list[ca.MX]) -> Transition:
-    """Replace the guard, reset and memory expressions of a transition."""
-    guard, *rest = values
+    """Replace the trigger, reset and memory expressions of a transition."""
+    trigger, *rest = values
     split = len(transition.reset)
     return replace(
         transition,
-        trigger=StateTrigger(guard),
+        trigger=replace(transition.trigger, expression=trigger),
         reset=dict(zip(transition.reset, rest[:split], strict=True)),
         memory=dict(zip(transition.memory, rest[split:], strict=True)),
     )

@@ -120,18 +120,22 @@ def apart(function: ca.Function, place: int, size: int, n_in: int) -> ca.Functio
 class _OfMember(Kernel):
     """A kernel of a family with the numbers of one member."""
 
+    family: tuple[Kernel, Array]
+
     def __init__(self, kernel: Kernel, place: int, numbers: Array) -> None:
-        self._kernel, self._place, self._numbers = kernel, place, numbers
+        self.family, self._place = (kernel, numbers), place
         self.name, self._shapes = kernel.name, kernel._shapes
 
     @cached_property
     def function(self) -> ca.Function:  # type: ignore[override]
-        return closed(self._kernel.function, self._place, self._numbers)
+        kernel, numbers = self.family
+        return closed(kernel.function, self._place, numbers)
 
     def __call__(self, *arguments: Any) -> list[Array]:
         given = list(arguments)
-        given[self._place] = np.concatenate((given[self._place], self._numbers))
-        return self._kernel(*given)
+        kernel, numbers = self.family
+        given[self._place] = np.concatenate((given[self._place], numbers))
+        return kernel(*given)
 
 
 class OfMember[V](Mapping[str, V]):
@@ -155,16 +159,9 @@ class OfMember[V](Mapping[str, V]):
         return key in self._family
 
 
-def kernels_of(
-    family: Mapping[str, Kernel], places: Callable[[str], int | None], numbers: Array
-) -> Mapping[str, Kernel]:
+def kernels_of(family: Mapping[str, Kernel], places: Callable[[str], int], numbers: Array) -> Mapping[str, Kernel]:
     """Return the kernels of a family for one member; `places` gives the index of the parameter input of each."""
-
-    def of(key: str, kernel: Kernel) -> Kernel:
-        place = places(key)
-        return kernel if place is None else _OfMember(kernel, place, numbers)
-
-    return OfMember(family, of)
+    return OfMember(family, lambda key, kernel: _OfMember(kernel, places(key), numbers))
 
 
 def functions_of(family: Mapping[str, NativeFunction], place: int, numbers: Array) -> Mapping[str, NativeFunction]:

@@ -222,12 +222,11 @@ def _check_declarations(model: HybridModel) -> None:
         raise ModelError(
             f"Model '{model.name}' has no initial mode.", remedy="Call m.initial(mode, {variable: value})."
         )
-    used = {s.__hash__() for mode in model.modes.values() for s in ca.symvar(mode.everything)}
+    modes = model.modes.values()
+    used = {s.__hash__() for s in ca.symvar(ca.veccat(*(e for mode in modes for e in mode.equations)))}
     for d in model.of_kind("differential"):
         rate = model.rates.get(d.name)
-        if not any(d.name in mode.ode for mode in model.modes.values()) and (
-            rate is None or rate.__hash__() not in used
-        ):
+        if not any(d.name in mode.ode for mode in modes) and (rate is None or rate.__hash__() not in used):
             raise ModelError(f"State '{d.name}' has no equation in any mode.", variables=[d.name])
     for d in model.of_kind("algebraic"):
         if d.symbol.__hash__() not in used:

@@ -76,7 +76,7 @@ def with_relations(model: HybridModel, *, kinks: bool) -> tuple[HybridModel, tup
 
 def _stated(model: HybridModel) -> dict[Any, list[ca.MX]]:
     """Expressions evaluated between transitions."""
-    found: dict[Any, list[ca.MX]] = {("mode", name): [mode.everything] for name, mode in model.modes.items()}
+    found: dict[Any, list[ca.MX]] = {("mode", name): mode.equations for name, mode in model.modes.items()}
     found |= {("guard", name): [t.guard] for name, t in model.transitions.items() if t.guard is not None}
     return found | {("G", f.name): [f.integrand] for f in model.functionals.values() if f.integrand is not None}
 

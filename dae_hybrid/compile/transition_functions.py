@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import casadi as ca
@@ -23,9 +24,9 @@ from dae_hybrid.system.transition_map import CLOCK, TransitionMap
 MAX_GUARD_TEXT = 80
 
 
-def parameters_of(kernel: str) -> int | None:
-    """Index of the parameter input, with numbers appended, of a transition's kernel; None if it takes no numbers."""
-    return {"time": None, "tangent": 5, "slopes": 5, "after": 4, "linear": 4, "cost": 4}.get(kernel, 3)
+def parameters_of(kernel: str) -> int:
+    """Index of the parameter input, with numbers appended, of a transition's kernel."""
+    return {"time": 0, "tangent": 5, "slopes": 5, "after": 4, "linear": 4, "cost": 4}.get(kernel, 3)
 
 
 def as_stated(model: HybridModel, transition: Transition, index: int, mode_index: dict[str, int]) -> dict[str, Any]:
@@ -44,7 +45,20 @@ def as_stated(model: HybridModel, transition: Transition, index: int, mode_index
         "jumps": transition.jumps,
         "relation": transition.relation,
         "keeps": _keeps_its_guard(model, transition),
+        "clock": _clock(model, transition),
     }
+
+
+def _clock(model: HybridModel, transition: Transition) -> str:
+    """Text that periodic transitions share if they tick together; empty for others."""
+    if not transition.trigger.is_periodic:
+        return ""
+    parameters = [d.symbol for d in model.of_kind("parameter")]
+    try:
+        period = ca.Function("period", parameters, [transition.trigger.expression])
+    except RuntimeError:  # depends on something else, which `check_parameters_only` reports
+        return ""
+    return str(period.serialize())
 
 
 def build_transition(
@@ -59,7 +73,8 @@ def build_transition(
     name, source = transition.name, source_builder.lowering
     trigger, clock = transition.trigger, ca.MX.sym("clock", CLOCK)
     if isinstance(trigger, TimeTrigger):
-        check_parameters_only(model, f"{trigger.argument} of transition '{name}'", trigger.schedule(clock), clock)
+        what = f"{trigger.argument} of transition '{name}'"
+        check_parameters_only(model, what, trigger.schedule(clock), clock, *source.numbers)
     residual = source.lower(
         "trigger", [(f"trigger of transition '{name}'", trigger.residual(model.time, clock))], [clock]
     )
@@ -68,7 +83,9 @@ def build_transition(
     if jump is None and (cost := _costs_at_the_end(model, transition, source_builder)) is not None:
         kernels["cost"] = cost
     if isinstance(trigger, TimeTrigger):
-        kernels["time"] = Kernel(of_parameters(model, "time", [dense(trigger.schedule(clock))], [clock]))
+        kernels["time"] = Kernel(
+            of_parameters(model, "time", [dense(trigger.schedule(clock))], [clock], source.numbers)
+        )
     if jump is not None:
         kernels |= jump.kernels()
     return TransitionMap(
@@ -84,7 +101,6 @@ def build_transition(
         conditions=() if jump is None else jump.condition_labels,
         movable=_is_movable(residual, source_builder.np),
         projects=jump is not None and bool(transition.project),
-        clock=kernels["time"].function.serialize() if trigger.is_periodic else "",
     )
 
 
@@ -185,11 +201,13 @@ def check_parameters_only(model: HybridModel, what: str, expression: Any, *more:
     )
 
 
-def of_parameters(model: HybridModel, name: str, outputs: list[Any], extra: list[ca.MX]) -> ca.Function:
-    """Return a function of (p, *extra)."""
-    parameters = model.of_kind("parameter")
-    named = ca.Function(name, [*(d.symbol for d in parameters), *extra], outputs)
-    p = ca.MX.sym("p", sum(d.size for d in parameters))
+def of_parameters(
+    model: HybridModel, name: str, outputs: list[Any], extra: list[ca.MX], numbers: Sequence[ca.MX] = ()
+) -> ca.Function:
+    """Return a function of (p, *extra); `numbers` follow the parameters in p."""
+    known = [*(d.symbol for d in model.of_kind("parameter")), *numbers]
+    named = ca.Function(name, [*known, *extra], outputs)
+    p = ca.MX.sym("p", sum(symbol.numel() for symbol in known))
     more = [ca.MX.sym(f"extra{i}", e.numel()) for i, e in enumerate(extra)]
-    pieces = split(p, [d.size for d in parameters])
+    pieces = split(p, [symbol.numel() for symbol in known])
     return ca.Function(name, [p, *more], [dense(o) for o in named.call([*pieces, *more])])

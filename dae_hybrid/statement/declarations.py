@@ -102,10 +102,15 @@ class Mode(Statement):
     labels: tuple[str, ...] = ()  # labels of residual, algebraic and constraint equations, in this order
     idle: tuple[str, ...] = ()  # algebraic variables that this mode does not use; their bounds are not checked
 
+    @property
+    def equations(self) -> list[ca.MX]:
+        """Right-hand sides and residuals."""
+        return [*self.ode.values(), self.residual, self.algebraic, self.constraint]
+
     @cached_property
     def everything(self) -> ca.MX:
         """All equations in one column."""
-        return ca.vertcat(*self.ode.values(), self.residual, self.algebraic, self.constraint)
+        return ca.vertcat(*self.equations)
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import casadi as ca
 import numpy as np
 from numpy.typing import NDArray
 
+from dae_hybrid.codegen.kernels import Kernel
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_plan import MEASURES, TURNS, Alarms, Knots
-from dae_hybrid.system.transition_map import TransitionMap, schedule_state
+from dae_hybrid.system.transition_map import CLOCK, TransitionMap, schedule_state
 
 if TYPE_CHECKING:
     from dae_hybrid.system.system import HybridSystem, ModeSystem
@@ -29,9 +31,103 @@ def ticks_within(period: float, duration: float) -> int:
 
 def times_of(transition: TransitionMap, start: float, p: Array, counts: NDArray[Any]) -> Array:
     """Times of the ticks with numbers `counts`, (N, n), in runs from `start` with parameters (N, n_p)."""
-    rows = np.repeat(p, counts.size, axis=0).T
+    kernel, numbers = _family(transition)
+    rows = np.repeat(np.hstack((p, np.tile(numbers, (len(p), 1)))), counts.size, axis=0).T
     clocks = np.vstack((np.full(rows.shape[1], start), np.tile(counts, len(p))))
-    return np.array(transition.kernels["time"].function(rows, clocks))[0].reshape(len(p), counts.size)
+    return np.array(kernel.function(rows, clocks))[0].reshape(len(p), counts.size)
+
+
+def _family(transition: TransitionMap) -> tuple[Kernel, Array]:
+    """The kernel that gives the times of a transition, and the numbers behind the parameters."""
+    own = transition.kernels["time"]
+    return own.family or (own, np.zeros(0))
+
+
+class TimedTransitions:
+    """The `at=` of a mode, or its `every=`; the times of those that differ in numbers are evaluated together.
+
+    Attributes
+    ----------
+    links : ndarray of int64
+        Links of the transitions.
+    moves : bool
+        Whether any time depends on parameters.
+    in_order : tuple of ndarray or None
+        Times of `at=` in order and their links, once they are known, if none depends on parameters.
+    """
+
+    in_order: tuple[Array, NDArray[np.int64]] | None = None
+
+    def __init__(self, system: HybridSystem, mode: ModeSystem, *, periodic: bool) -> None:
+        timed = enumerate((system.transitions[i] for i in mode.timed), start=len(mode.guarded))
+        own = [(link, t) for link, t in timed if t.trigger.is_periodic == periodic]
+        self.links, self.transitions = np.array([link for link, _ in own], dtype=np.int64), [t for _, t in own]
+        self._alike: dict[Kernel, list[int]] = {}
+        for i, transition in enumerate(self.transitions):
+            self._alike.setdefault(_family(transition)[0], []).append(i)
+        n_p = system.parameters.size
+        self.moves = any(column < n_p for k in self._alike for column in k.function.jac_sparsity(0, 0).get_col())
+        self._parts = [(places, self._times(kernel, n_p, places)) for kernel, places in self._alike.items()]
+
+    def _times(self, kernel: Kernel, n_p: int, places: list[int]) -> Callable[..., list[Array]]:
+        """A function (p, clock) that gives the times of transitions with the same kernel."""
+        if len(places) == 1:
+            return self.transitions[places[0]].kernels["time"]
+        return partial(_together(kernel, n_p, len(places)), np.concatenate(self._numbers(places)))
+
+    def _numbers(self, places: list[int]) -> list[Array]:
+        return [_family(self.transitions[i])[1] for i in places]
+
+    def at(self, p: Array, start: float, count: int) -> Array:
+        """Times (n,) at parameters (n_p,); those of `every=` after `count` periods."""
+        found, clock = np.empty(self.links.size), schedule_state(start, count)
+        for places, times in self._parts:
+            found[places] = times(p, clock)[0]
+        return found
+
+    def of_runs(self, p: Array, start: float) -> Array:
+        """Times (N, n) of `at=` at parameters (N, n_p)."""
+        found = np.empty((len(p), self.links.size))
+        for places, times in self._parts:
+            if len(places) > 1:
+                found[:, places] = [times(own, schedule_state(start, 0))[0] for own in p]
+            else:
+                found[:, places] = times_of(self.transitions[places[0]], start, p, np.zeros(1))
+        return found
+
+    def ticks(self, p: Array, start: float, counts: Sequence[NDArray[np.int64]]) -> list[Array]:
+        """Times of all `every=` after the given numbers of periods, at parameters (n_p,)."""
+        found = [np.zeros(0)] * self.links.size
+        for kernel, places in self._alike.items():
+            sizes = [counts[i].size for i in places]
+            numbers = np.repeat(self._numbers(places), sizes, axis=0)
+            rows = np.hstack((np.tile(p, (len(numbers), 1)), numbers)).T
+            clocks = np.vstack((np.full(len(numbers), start), np.concatenate([counts[i] for i in places])))
+            times = np.split(np.array(kernel.function(rows, clocks))[0], np.cumsum(sizes)[:-1])
+            for i, own in zip(places, times, strict=True):
+                found[i] = own
+        return found
+
+
+def timed_transitions(system: HybridSystem, mode: ModeSystem, *, periodic: bool) -> TimedTransitions:
+    """The `at=` or the `every=` of a mode; made once for a system."""
+    cache, key = system.graph.cache, ("timed", mode.index, periodic)
+    if key not in cache:
+        cache[key] = TimedTransitions(system, mode, periodic=periodic)
+    found: TimedTransitions = cache[key]
+    return found
+
+
+def _together(kernel: Kernel, n_p: int, count: int) -> Kernel:
+    """A kernel (numbers, p, clock) -> times for `count` transitions that differ in numbers."""
+    function = kernel.function
+    p, clock = ca.MX.sym("p", n_p), ca.MX.sym("clock", CLOCK)
+    numbers = ca.MX.sym("numbers", function.size1_in(0) - n_p)
+    one = ca.Function("time", [p, clock, numbers], [function(ca.vertcat(p, numbers), clock)])
+    every = one.map("times", "serial", count, [0, 1], [])
+    own = ca.MX.sym("numbers", numbers.numel() * count)
+    found = every(p, clock, ca.reshape(own, numbers.numel(), count))
+    return Kernel(ca.Function("times", [own, p, clock], [ca.vec(found)]))
 
 
 def listed_until(ticks: Array) -> Array:
@@ -51,12 +147,15 @@ class Schedule:
 
     def __init__(self, system: HybridSystem, start: float, p: Array, end: float = np.inf) -> None:
         self.system, self.start, self.p, self.end = system, start, p, end
-        self._once: dict[int, tuple[list[float], list[TransitionMap]]] = {}
+        self._once: dict[int, tuple[Array, NDArray[np.int64]]] = {}
+        self._first: dict[int, float] = {}
         self._alarms: tuple[Alarms, ...] = ()
         self._until = np.inf
 
     def time(self, transition: TransitionMap, count: int) -> float:
         """Time of a transition; for `every=`, after `count` periods."""
+        if count == 1 and transition.index in self._first:
+            return self._first[transition.index]
         time = float(transition.kernels["time"](self.p, schedule_state(self.start, count))[0][0])
         if not np.isfinite(time) or (transition.trigger.is_periodic and count and time <= self.start):
             what = "period is not positive" if transition.trigger.is_periodic else "time is not finite"
@@ -71,11 +170,11 @@ class Schedule:
 
     def once(self, mode: ModeSystem, first: float, last: float = np.inf) -> Iterator[tuple[float, TransitionMap]]:
         """Yield the `at=` transitions of a mode within [first, last], by time, then in order of declaration."""
-        times, transitions = self._sorted(mode)
-        for i in range(bisect_left(times, first), len(times)):
+        times, links = self._sorted(mode)
+        for i in range(int(np.searchsorted(times, first)), times.size):
             if times[i] > last:
                 return
-            yield times[i], transitions[i]
+            yield float(times[i]), self.system.transitions[mode.timed[links[i] - len(mode.guarded)]]
 
     def alarms(
         self, t: float, measured: Sequence[tuple[float, int]], knots: Knots | None
@@ -89,50 +188,54 @@ class Schedule:
     def _of_mode(
         self, mode: ModeSystem, t: float, measured: Sequence[tuple[float, int]], knots: Knots | None
     ) -> Alarms:
-        link_of = {index: link for link, index in enumerate(mode.timed, start=len(mode.guarded))}
         others = len(mode.guarded) + len(mode.timed)
-        once, transitions = self._sorted(mode)
+        once, own = self._sorted(mode)
         turns = np.zeros(0) if knots is None else knots.times
-        times = [turns, np.array(once), np.array([when for when, _ in measured])]  # at equal times knots come first
+        times = [turns, once, np.array([when for when, _ in measured])]  # at equal times knots come first
         counts = [
             np.arange(turns.size),
-            np.zeros(len(once), dtype=np.int64),
+            np.zeros(once.size, dtype=np.int64),
             np.array([i for _, i in measured], dtype=np.int64),
         ]
-        links = [
-            np.full(turns.size, others + TURNS),
-            np.array([link_of[t.index] for t in transitions], dtype=np.int64),
-            np.full(len(measured), others + MEASURES),
-        ]
-        for transition in self.periodic(mode):
-            ticks, when = self._ticks(transition, t)
+        links = [np.full(turns.size, others + TURNS), own, np.full(len(measured), others + MEASURES)]
+        for link, ticks, when in self._ticks(mode, t):
             times.append(when)
             counts.append(ticks)
-            links.append(np.full(ticks.size, link_of[transition.index]))
+            links.append(np.full(ticks.size, link))
             self._until = min(self._until, float(listed_until(when[None])[0]))
         found = in_order([each[None] for each in times], links, counts)
         return found._replace(times=found.times[0], links=found.links[0], counts=found.counts[0])
 
-    def _ticks(self, transition: TransitionMap, t: float) -> tuple[NDArray[np.int64], Array]:
-        """Counts and times of the ticks of a transition from time t on."""
-        period = self.time(transition, 1) - self.start
-        first = max(1, int((t - self.start) // period))
-        counts = np.arange(first, first + ticks_within(period, self.end - t))
-        return counts, times_of(transition, self.start, self.p[None], counts)[0]
+    def _ticks(self, mode: ModeSystem, t: float) -> Iterator[tuple[int, NDArray[np.int64], Array]]:
+        """Yield link, counts and times of the ticks of every clock of a mode from time t on."""
+        stated = timed_transitions(self.system, mode, periodic=True)
+        first = stated.at(self.p, self.start, 1).tolist()
+        checked = {
+            t.index: time for t, time in zip(stated.transitions, first, strict=True) if self.start < time < np.inf
+        }
+        self._first |= checked
+        periods = [self.time(transition, 1) - self.start for transition in stated.transitions]
+        begins = [max(1, int((t - self.start) // period)) for period in periods]
+        counts = [np.arange(n, n + ticks_within(d, self.end - t)) for n, d in zip(begins, periods, strict=True)]
+        yield from zip(stated.links.tolist(), counts, stated.ticks(self.p, self.start, counts), strict=True)
 
     def periodic(self, mode: ModeSystem) -> list[TransitionMap]:
         """The `every=` transitions of a mode."""
-        return [self.system.transitions[i] for i in mode.timed if self.system.transitions[i].trigger.is_periodic]
+        return timed_transitions(self.system, mode, periodic=True).transitions
 
-    def _sorted(self, mode: ModeSystem) -> tuple[list[float], list[TransitionMap]]:
-        cache, key = self.system.graph.cache, ("times", mode.index)
-        if key in cache:
-            fixed: tuple[list[float], list[TransitionMap]] = cache[key]
-            return fixed
+    def _sorted(self, mode: ModeSystem) -> tuple[Array, NDArray[np.int64]]:
+        """Times of the `at=` of a mode, in order, and their links."""
         if mode.index not in self._once:
-            single = [t for t in (self.system.transitions[i] for i in mode.timed) if not t.trigger.is_periodic]
-            pairs = sorted(((self.time(t, 0), i) for i, t in enumerate(single)))
-            self._once[mode.index] = [time for time, _ in pairs], [single[i] for _, i in pairs]
-            if not any(t.kernels["time"].function.jac_sparsity(0, k).nnz() for t in single for k in (0, 1)):
-                cache[key] = self._once[mode.index]  # at any parameters
+            stated = timed_transitions(self.system, mode, periodic=False)
+            self._once[mode.index] = stated.in_order or self._at_parameters(stated)
         return self._once[mode.index]
+
+    def _at_parameters(self, stated: TimedTransitions) -> tuple[Array, NDArray[np.int64]]:
+        times = stated.at(self.p, self.start, 0)
+        for i in np.flatnonzero(~np.isfinite(times)).tolist():
+            self.time(stated.transitions[i], 0)  # raises
+        order = np.argsort(times, kind="stable")
+        found = times[order], stated.links[order]
+        if not stated.moves:
+            stated.in_order = found
+        return found

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_plan import MEASURES, TURNS, Alarms, Knots, Listed
-from dae_hybrid.system.schedule import in_order, listed_until, ticks_within, times_of
+from dae_hybrid.system.schedule import in_order, listed_until, ticks_within, timed_transitions, times_of
 
 if TYPE_CHECKING:
     from dae_hybrid.system.system import HybridSystem, ModeSystem
@@ -32,8 +32,8 @@ class Timetable:
         self._system, self._span, self._knots = system, span, knots
         self._is_shifted = any(m.movable for m in system.measurements)
         self._waiting = [(np.nan, i) for i in range(len(waiting))] if self._is_shifted else waiting
-        timed = [system.transitions[i] for mode in system.modes for i in mode.timed]
-        self._moves = self._is_shifted or any(t.kernels["time"].function.jac_sparsity(0, 0).nnz() for t in timed)
+        timed = (timed_transitions(system, mode, periodic=each) for mode in system.modes for each in (False, True))
+        self._moves = self._is_shifted or any(own.moves for own in timed)
         self._fixed: Listed | None = None
 
     def listed(self, p: Array) -> Iterator[tuple[int, int, Listed]]:
@@ -63,20 +63,19 @@ class Timetable:
             links.append(np.full(n, others + TURNS))
             counts.append(np.arange(n))
             until[:] = np.minimum(until, self._knots.until)
-        own = list(enumerate((self._system.transitions[i] for i in mode.timed), start=len(mode.guarded)))
-        for link, transition in [pair for pair in own if not pair[1].trigger.is_periodic]:  # first of equal times
-            when = self._times(transition, p, np.zeros(1))
-            until[~np.isfinite(when[:, 0])] = np.nan
-            times.append(when)
-            links.append(np.full(1, link))
-            counts.append(np.zeros(1, np.int64))
+        once, clocks = (timed_transitions(self._system, mode, periodic=each) for each in (False, True))
+        if once.links.size:  # first of equal times
+            times.append(once.of_runs(p, self._span[0]))
+            until[~np.isfinite(times[-1]).all(axis=1)] = np.nan
+            links.append(once.links)
+            counts.append(np.zeros_like(once.links))
         if self._waiting:
             when = self._measured(p)
             until[((when < self._span[0]) | ~(when <= self._span[1])).any(axis=1)] = np.nan
             times.append(when)
             links.append(np.full(len(self._waiting), others + MEASURES))
             counts.append(np.array([i for _, i in self._waiting]))
-        for link, transition in [pair for pair in own if pair[1].trigger.is_periodic]:
+        for link, transition in zip(clocks.links.tolist(), clocks.transitions, strict=True):
             ticks = np.arange(1, 1 + self._ticks(transition, p))
             when = self._times(transition, p, ticks)
             until[:] = np.where(when[:, 0] > self._span[0], np.minimum(until, listed_until(when)), np.nan)
