@@ -360,7 +360,8 @@ class BackwardLoop:
     def advance(self, budget: int) -> int:
         """Take at most `budget` steps; return SUNDIALS' code, or PAUSED."""
         h, time, n, stuck = self.handles, c_double(), self.model.equations.n, 0
-        for _ in range(budget):
+        last = self.steps + budget
+        while self.steps < last:
             ahead = c_double()  # see `dh_back` in driver.c
             if self.steps:
                 self._call("GetCurrentStep", byref(ahead))

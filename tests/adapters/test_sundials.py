@@ -127,6 +127,19 @@ def test_step_limit(native: bool, built: Any, models: Any) -> None:
         assert 0 < caught.value.time < 10
 
 
+@pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
+def test_an_adjoint_that_restarts_on_a_fine_clock_keeps_to_the_step_limit(native: bool) -> None:
+    m = dh.HybridModel("measured")
+    p, x = m.parameter("p", 1.0), m.differential("x")
+    m.initial(m.mode("run", ode={x: 1 - p * x}), {x: 0.0})
+    m.functional("G", at_times=[(1 - 1e-5 * np.arange(20, 0, -1), (x - 0.5) ** 2)])
+    system = m.build(native=native)
+    steps = dh.adjoint_gradient(system, (0, 1), "G", method="bdf").statistics["steps"]
+    for limit in range(steps - 30, steps):
+        with pytest.raises(dh.StepLimitError):
+            dh.adjoint_gradient(system, (0, 1), "G", method="bdf", max_steps=limit)
+
+
 def test_the_step_limit_is_of_the_whole_run(built: Any, models: Any) -> None:
     system = built(models.ball)
     steps = dh.simulate(system, (0, 3)).statistics["steps"]

@@ -431,7 +431,7 @@ static double longest_step(const backward *r, double t) {
 /* Take at most `budget` steps back to r->t_stop, none longer than the path allows. */
 int dh_back(backward *r) {
   context *c = r->model;
-  for (integer step = 0, stuck = 0; step < r->budget; step++) {
+  for (integer stuck = 0, last = r->steps + r->budget; r->steps < last;) {
     const double before = r->clock;
     double ahead = 0; /* SUNDIALS has chosen the length of this step, and chooses the next one at its end */
     if (r->steps && c->api->get_next_step(r->memory, &ahead)) return FATAL;
