@@ -155,10 +155,12 @@ class NativeFunction(NotPicklable):
 
     def pattern(self, output: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Column pointers and row indices of an output (compressed columns)."""
-        if output not in self._patterns:
+        known = self._patterns.get(output)
+        if known is None:
             column, row = self.function.sparsity_out(output).get_ccs()
-            self._patterns[output] = np.array(column, dtype=np.int64), np.array(row, dtype=np.int64)
-        return self._patterns[output]
+            found = np.array(column, dtype=np.int64), np.array(row, dtype=np.int64)
+            known = self._patterns.setdefault(output, found)  # one for all threads: memories point at it
+        return known
 
 
 def generate_files(functions: Sequence[ca.Function]) -> list[str]:
