@@ -209,7 +209,10 @@ class RunInspector:
         return kept | (fired | self.with_siblings(due)) & self.untouched(events, conditions)
 
     def untouched(self, events: Sequence[EventRecord], conditions: Conditions) -> set[int]:
-        """Return the transitions whose guards have the same derivatives before and after events, relations shared."""
+        """Return the transitions whose guards move alike before and after events, relations shared.
+
+        Their derivatives are the same, and so are the signs of their rates.
+        """
         first, last = events[0], events[-1]
         if last.target is None:
             return set()
@@ -224,21 +227,25 @@ class RunInspector:
         after = self._seen(self.after(last), state, taus[-1])
         keys = {self._key(index): index for index in self.source(first).guarded}
         found = set()
-        for index, seen in after.items():
-            other = before.get(keys.get(self._key(index), -1))
-            if other is None:
+        for index, (seen, rate) in after.items():
+            earlier = keys.get(self._key(index), -1)
+            if earlier not in before:
                 continue
-            apart = min(np.abs(seen - other).max(initial=0.0), np.abs(seen + other).max(initial=0.0))
-            if apart <= EQUALITY_RTOL * np.abs(other).max(initial=0.0):
-                found.add(index)
+            other, rate_before = before[earlier]
+            nothing = EQUALITY_RTOL * np.abs(other).max(initial=0.0)
+            turns = self.system.transitions[index].relation is not None  # its guard changes sign with its side
+            for sign in (1, -1) if turns else (1,):
+                same = np.abs(seen - sign * other).max(initial=0.0) <= nothing
+                if same and np.sign(rate) == sign * np.sign(rate_before):
+                    found.add(index)
         return found
 
-    def _seen(self, point: Point, state: Array, tau: Array) -> dict[int, Array]:
-        """Return the derivatives of the guards of a mode at a moving time."""
+    def _seen(self, point: Point, state: Array, tau: Array) -> dict[int, tuple[Array, float]]:
+        """Return the derivatives of the guards of a mode at a moving time, and their rates."""
         found, start = {}, schedule_state(self.run.t_span[0], 0)
         for index in point[0].guarded:
             h_w, _, rate = self.system.transitions[index].guard_derivatives(*point, self.p, start)
-            found[index] = h_w @ state + rate * tau
+            found[index] = h_w @ state + rate * tau, float(rate)
         return found
 
     def entered_beside(self, index: int, guard: float = 0.0, rate: float = 1.0) -> Firing:

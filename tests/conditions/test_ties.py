@@ -648,3 +648,20 @@ def test_ticks_that_coincide_and_move_apart_are_compared() -> None:
     for analysis in ("forward", "adjoint"):
         _, said = gradient(ticking(movable=True), (0, 40.2), "G", analysis)
         assert any("'dose' and 'extract' are due at one instant" in one for one in said)
+
+
+@pytest.mark.parametrize("native_events", [True, False])
+@pytest.mark.parametrize("gap", [1e-13, -1e-13, 1e-9, -1e-9])
+def test_an_event_that_reverses_the_rate_of_a_guard_next_to_zero(gap: float, native_events: bool) -> None:
+    """A ball that bounces beside a threshold: whether it comes to the threshold again depends on a parameter."""
+    m = dh.HybridModel("beside")
+    e, q = m.parameter("e", 0.8), m.parameter("q", 0.0)
+    y, v, n = m.differential("y"), m.differential("v"), m.differential("n")
+    m.mode("flies", ode={y: v, v: -10.0, n: 0.1 * n})
+    m.initial("flies", {y: 1.0, v: 0.0, n: 1.0})
+    m.transition("flies", "flies", name="bounce", guard=y, direction="falling", reset={v: -e * v})
+    m.transition("flies", "flies", name="pass", guard=y - gap - q, direction="rising", reset={n: 2 * n + v})
+    m.functional("G", terminal=n + y)
+    for analysis in ("forward", "adjoint"):
+        _, said = gradient(m.build(), (0, 0.9), "G", analysis, native_events=native_events)
+        assert any("The guard of 'pass'" in one and "different states" in one for one in said)
