@@ -163,9 +163,7 @@ class _StretchStepper:
         p, limited = self._problem, np.isfinite(self._problem.max_step)
         key = ("casadi", p.method, p.rtol, p.max_order, p.suppress_algebraic, limited)
         idle = p.system.kept.setdefault(key, [])
-        if (
-            len(p.system.kept) > MAX_CACHED_INTEGRATORS
-        ):  # options are part of an integrator: drop the least recently created
+        if len(p.system.kept) > MAX_CACHED_INTEGRATORS:  # of other options: drop the least recently created
             p.system.kept.pop(next(iter(p.system.kept)), None)
         try:
             integrator = idle.pop()

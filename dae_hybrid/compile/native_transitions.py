@@ -18,14 +18,14 @@ from dae_hybrid.system.signals import SignalTable, entries
 from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import CLOCK, TransitionMap
 
-#: most unknowns of a transition, whose matrix is dense; most states and memory entries of a mode with many algebraic
-#: variables at points, and of modes in which runs start and end natively
+#: most unknowns of a transition, whose matrix is dense. Modes with more states and memory entries have no native starts
+#: and ends of runs and, with many algebraic variables, no native points without a transition
 MAX_POINT_ENTRIES = 40
 #: longest functions of a transition with unknowns, in operations; longer ones compile for more than half a second
 MAX_TRANSITION_OPERATIONS = 5000
-#: guards of both modes above which transitions call the modes' functions instead of inlining them,
+#: above this number of guards of both modes, transitions call the modes' functions instead of inlining them
 CALLED = 16
-#: and operations of both modes above which their derivatives do
+#: above this number of operations of both modes, the derivatives of transitions do so, too
 LONG = 2000
 
 

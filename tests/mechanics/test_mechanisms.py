@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import casadi as ca
+import mechanisms
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -30,13 +31,7 @@ from dae_hybrid.mechanics.equations import EquationsOfMotion
 from dae_hybrid.mechanics.kinematics import partition_function, quality_function
 from dae_hybrid.problems import ball_on_rope, impact_oscillator, pendulum_with_stop, rimless_wheel
 
-EXACT_FORMS = {
-    "index 1": Index1(),
-    "index 1, stabilised": Index1(omega=5.0),
-    "index 2": Index2(),
-    "index 2, velocities only": Index2(positions=False),
-    "reduced": Reduced(),
-}
+EXACT_FORMS = mechanisms.FORMS | {"index 1, stabilised": Index1(omega=5.0)}
 FORMS = pytest.mark.parametrize("form", EXACT_FORMS.values(), ids=EXACT_FORMS.keys())
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 
