@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +32,14 @@ def ticks_within(period: float, duration: float) -> int:
 def times_of(transition: TransitionMap, start: float, p: Array, counts: NDArray[Any]) -> Array:
     """Times of the ticks with numbers `counts`, (N, n), in runs from `start` with parameters (N, n_p)."""
     kernel, numbers = _family(transition)
-    rows = np.repeat(np.hstack((p, np.tile(numbers, (len(p), 1)))), counts.size, axis=0).T
-    clocks = np.vstack((np.full(rows.shape[1], start), np.tile(counts, len(p))))
-    return np.array(kernel.function(rows, clocks))[0].reshape(len(p), counts.size)
+    rows = np.repeat(np.hstack((p, np.tile(numbers, (len(p), 1)))), counts.size, axis=0)
+    return _evaluate(kernel, rows, start, np.tile(counts, len(p))).reshape(len(p), counts.size)
+
+
+def _evaluate(kernel: Kernel, rows: Array, start: float, counts: NDArray[Any]) -> Array:
+    """Times (n,) for rows of parameters and numbers, after the given numbers of periods (n,)."""
+    clocks = np.vstack((np.full(len(rows), start), counts))
+    return np.asarray(np.array(kernel.function(rows.T, clocks))[0])
 
 
 def _family(transition: TransitionMap) -> tuple[Kernel, Array]:
@@ -101,10 +106,9 @@ class TimedTransitions:
         for kernel, places in self._alike.items():
             sizes = [counts[i].size for i in places]
             numbers = np.repeat(self._numbers(places), sizes, axis=0)
-            rows = np.hstack((np.tile(p, (len(numbers), 1)), numbers)).T
-            clocks = np.vstack((np.full(len(numbers), start), np.concatenate([counts[i] for i in places])))
-            times = np.split(np.array(kernel.function(rows, clocks))[0], np.cumsum(sizes)[:-1])
-            for i, own in zip(places, times, strict=True):
+            rows = np.hstack((np.tile(p, (len(numbers), 1)), numbers))
+            times = _evaluate(kernel, rows, start, np.concatenate([counts[i] for i in places]))
+            for i, own in zip(places, np.split(times, np.cumsum(sizes)[:-1]), strict=True):
                 found[i] = own
         return found
 
@@ -135,8 +139,26 @@ def listed_until(ticks: Array) -> Array:
     return np.asarray(1.5 * ticks[:, -1] - 0.5 * ticks[:, -2])
 
 
-def in_order(times: Sequence[Array], links: Sequence[NDArray[np.int64]], counts: Sequence[NDArray[np.int64]]) -> Alarms:
-    """Merge the times (N, n) of each kind; equal times in the order of the kinds."""
+def merged(
+    mode: ModeSystem,
+    knots: Knots | None,
+    once: tuple[Array, NDArray[np.int64]],
+    measured: tuple[Array, Sequence[int]],
+    ticks: Iterable[tuple[int, NDArray[np.int64], Array]],
+) -> Alarms:
+    """Merge the due times of a mode in N runs; equal times in the order of the arguments.
+
+    Times are (N, n): `once` with the links of `at=`, `measured` with indices of measurements, `ticks` by clock with its
+    link and the numbers of periods.
+    """
+    others, turns = len(mode.guarded) + len(mode.timed), np.zeros(0) if knots is None else knots.times
+    kinds = [
+        (np.tile(turns, (len(once[0]), 1)), np.full(turns.size, others + TURNS), np.arange(turns.size)),
+        (*once, np.zeros_like(once[1])),
+        (measured[0], np.full(len(measured[1]), others + MEASURES), np.array(measured[1], dtype=np.int64)),
+        *((times, np.full(counts.size, link), counts) for link, counts, times in ticks),
+    ]
+    times, links, counts = zip(*kinds, strict=True)
     every, of, after = np.hstack(times), np.concatenate(links), np.concatenate(counts)
     order = np.argsort(every, axis=1, kind="stable")
     return Alarms(np.take_along_axis(every, order, axis=1), of[order], after[order])
@@ -188,22 +210,11 @@ class Schedule:
     def _of_mode(
         self, mode: ModeSystem, t: float, measured: Sequence[tuple[float, int]], knots: Knots | None
     ) -> Alarms:
-        others = len(mode.guarded) + len(mode.timed)
-        once, own = self._sorted(mode)
-        turns = np.zeros(0) if knots is None else knots.times
-        times = [turns, once, np.array([when for when, _ in measured])]  # at equal times knots come first
-        counts = [
-            np.arange(turns.size),
-            np.zeros(once.size, dtype=np.int64),
-            np.array([i for _, i in measured], dtype=np.int64),
-        ]
-        links = [np.full(turns.size, others + TURNS), own, np.full(len(measured), others + MEASURES)]
-        for link, ticks, when in self._ticks(mode, t):
-            times.append(when)
-            counts.append(ticks)
-            links.append(np.full(ticks.size, link))
-            self._until = min(self._until, float(listed_until(when[None])[0]))
-        found = in_order([each[None] for each in times], links, counts)
+        once, links = self._sorted(mode)
+        ticks = [(link, counts, times[None]) for link, counts, times in self._ticks(mode, t)]
+        self._until = min(self._until, *(float(listed_until(times)[0]) for _, _, times in ticks), np.inf)
+        when, indices = zip(*measured, strict=True) if measured else ((), ())
+        found = merged(mode, knots, (once[None], links), (np.array([when], dtype=float), indices), ticks)
         return found._replace(times=found.times[0], links=found.links[0], counts=found.counts[0])
 
     def _ticks(self, mode: ModeSystem, t: float) -> Iterator[tuple[int, NDArray[np.int64], Array]]:

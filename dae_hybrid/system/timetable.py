@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.port.native_plan import MEASURES, TURNS, Alarms, Knots, Listed
-from dae_hybrid.system.schedule import in_order, listed_until, ticks_within, timed_transitions, times_of
+from dae_hybrid.port.native_plan import Alarms, Knots, Listed
+from dae_hybrid.system.schedule import listed_until, merged, ticks_within, timed_transitions, times_of
 
 if TYPE_CHECKING:
     from dae_hybrid.system.system import HybridSystem, ModeSystem
@@ -55,34 +55,18 @@ class Timetable:
         return Listed(alarms, until)
 
     def _of_mode(self, mode: ModeSystem, p: Array, until: Array) -> Alarms:
-        times, links, counts = [np.zeros((len(p), 0))], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        others = len(mode.guarded) + len(mode.timed)
         if self._knots is not None:
-            n = self._knots.times.size
-            times.append(np.tile(self._knots.times, (len(p), 1)))
-            links.append(np.full(n, others + TURNS))
-            counts.append(np.arange(n))
             until[:] = np.minimum(until, self._knots.until)
         once, clocks = (timed_transitions(self._system, mode, periodic=each) for each in (False, True))
-        if once.links.size:  # first of equal times
-            times.append(once.of_runs(p, self._span[0]))
-            until[~np.isfinite(times[-1]).all(axis=1)] = np.nan
-            links.append(once.links)
-            counts.append(np.zeros_like(once.links))
-        if self._waiting:
-            when = self._measured(p)
-            until[((when < self._span[0]) | ~(when <= self._span[1])).any(axis=1)] = np.nan
-            times.append(when)
-            links.append(np.full(len(self._waiting), others + MEASURES))
-            counts.append(np.array([i for _, i in self._waiting]))
+        times, measured, ticks = once.of_runs(p, self._span[0]), self._measured(p), []
+        until[~np.isfinite(times).all(axis=1)] = np.nan
+        until[((measured < self._span[0]) | ~(measured <= self._span[1])).any(axis=1)] = np.nan
         for link, transition in zip(clocks.links.tolist(), clocks.transitions, strict=True):
-            ticks = np.arange(1, 1 + self._ticks(transition, p))
-            when = self._times(transition, p, ticks)
+            counts = np.arange(1, 1 + self._ticks(transition, p))
+            when = self._times(transition, p, counts)
             until[:] = np.where(when[:, 0] > self._span[0], np.minimum(until, listed_until(when)), np.nan)
-            times.append(when)
-            links.append(np.full(ticks.size, link))
-            counts.append(ticks)
-        return in_order(times, links, counts)
+            ticks.append((link, counts, when))
+        return merged(mode, self._knots, (times, once.links), (measured, [i for _, i in self._waiting]), ticks)
 
     def _measured(self, p: Array) -> Array:
         """Times of the measurements, (N, n)."""
