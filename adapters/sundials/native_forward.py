@@ -223,7 +223,7 @@ class NativeForward:
         failed, failed_newton = stepper.failures
         failed_before, failed_newton_before = loop.failures
         counts = dict(zip(COUNTERS, s.counts, strict=True))
-        counts["steps"], counts["segments"] = stepper.steps + loop.steps, loop.n_events + 1
+        counts["steps"], counts["segments"] = stepper.steps + loop.steps, loop.n_segments + 1
         counts["error_test_failures"] = failed + failed_before
         counts["newton_failures"] = failed_newton + failed_newton_before
         return NativeRun(

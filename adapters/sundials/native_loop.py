@@ -112,7 +112,9 @@ class NativeLoop:
             links[i] = LinkStruct(
                 transition=transition, index=i, clock=-1, measures=kind == MEASURES, turns=kind == TURNS
             )
+            links[i].fixed = kind == TURNS or not graph.shifted
             if transition != NO_TRANSITION:
+                links[i].fixed = graph.fixed[transition]
                 links[i].clock, links[i].direction = graph.clocks[transition], graph.directions[transition]
                 links[i].waits, links[i].toggles = graph.waits[transition], graph.toggles[transition]
                 links[i].jumps, links[i].keeps = graph.jumps[transition], graph.keeps[transition]
@@ -159,7 +161,7 @@ class NativeLoop:
         m.t0 = m.clock[0] = context.span[0]
         m.t_end = m.t1 = context.span[1]
         m.t_stop = context.t_stop
-        m.slack, m.rtol = context.slack, options.rtol
+        m.slack, m.rtol, m.reversed = context.slack, options.rtol, options.simultaneous == "reversed"
         self.rest()
         self._make_room(0)
 
@@ -170,9 +172,8 @@ class NativeLoop:
         for station in self.stations:
             station.run = None
         m.at = context.mode
-        m.used = m.n_events = m.n_passed = m.steps = m.failures = m.newton_failures = m.row = m.path_row = m.full = (
-            m.resumed
-        ) = 0
+        m.used = m.n_events = m.n_passed = m.n_segments = m.steps = m.failures = m.newton_failures = 0
+        m.row = m.path_row = m.full = m.resumed = m.placed = 0
         m.n_times, m.wanted = len(recent), -1
         m.recent[: len(recent)] = recent
         m.begun, m.kept = task.t0, 0.0
@@ -265,6 +266,11 @@ class NativeLoop:
     def n_passed(self) -> int:
         """Number of records that are not transitions: measurements and knots."""
         return int(self.struct.n_passed)
+
+    @property
+    def n_segments(self) -> int:
+        """Number of completed segments."""
+        return int(self.struct.n_segments)
 
     @property
     def wanted(self) -> int:

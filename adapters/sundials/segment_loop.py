@@ -335,7 +335,7 @@ class SegmentLoop:
         failures = stepper.failures
         counts["steps"] += self.steps
         if self.loop is not None:
-            counts["segments"] += self.loop.n_events
+            counts["segments"] += self.loop.n_segments
             failures = (failures[0] + self.loop.failures[0], failures[1] + self.loop.failures[1])
         counts["error_test_failures"] += failures[0]
         counts["newton_failures"] += failures[1]

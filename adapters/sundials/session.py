@@ -264,6 +264,8 @@ class SundialsSession:
             if other is None:
                 break
             passage = replace(self._go(passage.task, other, None), table=passage.table, mode=passage.mode)
+        if passage.outcome is None and passage.error is None:  # paused instead of beginning a segment
+            self.counts["segments"] -= 1
         return passage
 
     def _go(self, task: SegmentTask, method: SundialsMethod, context: RunContext | None) -> SegmentRun:

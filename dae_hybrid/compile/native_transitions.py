@@ -14,6 +14,7 @@ from dae_hybrid.compile.lowering import Flat
 from dae_hybrid.compile.mode_system import ModeBuilder
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_plan import BoundaryFunctions, NativeTransition, TransitionGraph
+from dae_hybrid.system.measurement import Measurement
 from dae_hybrid.system.signals import SignalTable, entries
 from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import CLOCK, TransitionMap
@@ -216,8 +217,7 @@ def graph(
     numbers: Sequence[Array],
     slopes: Sequence[bool],
     ends: BoundaryFunctions | None,
-    *,
-    measured: bool,
+    measurements: Sequence[Measurement],
     signals: Sequence[SignalTable],
 ) -> TransitionGraph:
     """Assemble the modes' equations, the native transitions, and the functions for the start and the end of runs.
@@ -262,17 +262,19 @@ def graph(
         toggles=tuple(t.relation is not None for t in transitions),
         jumps=tuple(t.jumps for t in transitions),
         keeps=tuple(t.keeps for t in transitions),
+        fixed=tuple(t.trigger.is_timed and not t.movable for t in transitions),
         sizes=tuple(mode.variables.size for mode in modes),
         constraints=tuple(len(mode.invariants) for mode in modes),
         links=tuple(
             (
                 *map(link, (*mode.guarded, *mode.timed)),
-                stays(index, turns=False) if measured else None,
+                stays(index, turns=False) if measurements else None,
                 stays(index, turns=True) if signals else None,
             )
             for index, mode in enumerate(modes)
         ),
         entries=entries(signals),
+        shifted=any(measurement.movable for measurement in measurements),
         ends=ends,
     )
 

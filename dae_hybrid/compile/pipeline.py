@@ -92,8 +92,8 @@ def build_system(
             transitions.numbers,
             transitions.slopes(),
             ends_of(initial, functions["end"][0], measurements, builders.unit),
-            measured=bool(measurements),
-            signals=signals,
+            measurements,
+            signals,
         )
 
     parameters = model.of_kind("parameter")

@@ -15,8 +15,9 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
+from dae_hybrid.port.segment_rules import same_instant
 from dae_hybrid.simulation.departure import at_rest
-from dae_hybrid.simulation.event_logic import MAX_SIMULTANEITY_RTOLS, SIMULTANEITY_RTOLS, EventLogic, same_instant
+from dae_hybrid.simulation.event_logic import MAX_SIMULTANEITY_RTOLS, SIMULTANEITY_RTOLS, EventLogic
 from dae_hybrid.simulation.firing import Firing
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.schedule import Schedule

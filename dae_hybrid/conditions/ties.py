@@ -35,10 +35,12 @@ def is_beside(inspector: RunInspector) -> bool:
     if not (system.measurements or system.signals):
         return False
     events = inspector.times.tolist()
+    moves = np.array([t.movable or not t.trigger.is_timed for t in system.transitions], dtype=bool)
+    moving = inspector.times[moves[inspector.run.parts.event_transitions]].tolist()
     knots = [time for part in given for time in knots_in(part)]
     measured = [time for part in given for time in measured_in(part)]
     movable = any(measurement.movable for measurement in system.measurements)
-    return _close(inspector, measured, events + knots if movable else events) or _close(inspector, knots, events)
+    return _close(inspector, measured, events + knots if movable else moving) or _close(inspector, knots, moving)
 
 
 def _close(inspector: RunInspector, some: list[float], others: list[float]) -> bool:

@@ -131,10 +131,12 @@ class TransitionGraph:
     toggles: tuple[bool, ...]  # changes the side of a relation
     jumps: tuple[bool, ...]  # the guard may jump across zero
     keeps: tuple[bool, ...]  # the guard stays zero after the transition
+    fixed: tuple[bool, ...]  # the time of the transition is given, independent of parameters
     sizes: tuple[int, ...]
     constraints: tuple[int, ...]
     links: tuple[tuple[NativeTransition | None, ...], ...]
     entries: NDArray[np.int64]
+    shifted: bool = False  # times of measurements depend on parameters
     ends: BoundaryFunctions | None = None  # if runs can start and end natively
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 

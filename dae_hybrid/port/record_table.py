@@ -289,6 +289,19 @@ class RecordTable:
         return (self.column("time") > self.begins) | (self.column("row_end") > self.column("row"))
 
     @cached_property
+    def orders(self) -> NDArray[np.int64]:
+        """Number of earlier events at the instant of each record, (count,)."""
+        earlier = np.cumsum(self.is_event) - self.is_event
+        return earlier - np.maximum.accumulate(np.where(self.is_segments, earlier, 0))
+
+    @property
+    def last_instant(self) -> list[tuple[int, int]]:
+        """Transitions and counts of the events at the last record's time."""
+        n = int(self.orders[-1] + self.is_event[-1])
+        counts = self.column("count")[self.is_event].astype(int)
+        return list(zip(self.transitions[-n:].tolist(), counts[-n:].tolist(), strict=True)) if n else []
+
+    @cached_property
     def path_begins(self) -> NDArray[np.int64]:
         """First rows of the segments' paths, (count,)."""
         ends, modes = self.column("path_end").astype(np.int64), self.column("mode").astype(int)

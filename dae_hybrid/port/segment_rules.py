@@ -43,6 +43,11 @@ DIGITS_LOST = 1e-2
 PASSAGE_STEPS = 2.0
 
 
+def same_instant(one: float, other: float, start: float) -> bool:
+    """Whether two times of a run that began at `start` are equal to rounding."""
+    return abs(one - other) <= SAME_INSTANT * max(abs(one), abs(other), abs(one - start))
+
+
 def fewest_steps(factor: float) -> int:
     """Return the least number of steps of a segment that is faster inside than at both ends by a factor."""
     return max(3, int(2 * PASSAGE_STEPS * np.log(max(factor, 1.0))))

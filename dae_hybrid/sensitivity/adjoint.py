@@ -299,12 +299,13 @@ class _SweepStep(NamedTuple):
 
 
 def adjoint_at_events(table: RecordTable, found: TableAdjoint | NativeGradient) -> list[tuple[Array, Array]]:
-    """Return dG/dw before every event of a record table and dG/dp from there on, from the last event to the first."""
+    """Return dG/dw before the first event of every instant of a table and dG/dp from there on, the last one first."""
     if found.adjoint_at_events is None:
         raise AssertionError("the adjoint at events was not requested")
     sizes = [e.n_differential + e.n_memory for e in table.graph.equations]
-    rows = zip(table.event_headers, found.adjoint_at_events[table.is_event], strict=True)
-    return [(mark[:, : sizes[head.mode]], mark[:, found.width :]) for head, mark in rows][::-1]
+    first = table.orders[table.is_event] == 0
+    rows = zip(table.event_headers, found.adjoint_at_events[table.is_event], first.tolist(), strict=True)
+    return [(mark[:, : sizes[head.mode]], mark[:, found.width :]) for head, mark, is_first in rows if is_first][::-1]
 
 
 def _sweep_parts(

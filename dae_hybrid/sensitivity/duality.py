@@ -86,7 +86,10 @@ class TangentTrace(TangentState):
         super().on_native_events(table)
         measured, taken = iter([*self.measurement_gains, (np.inf, earlier)]), np.zeros_like(earlier)
         time, gained = next(measured)
-        for event, _ in table.events():
+        orders = table.orders[table.is_event].tolist()
+        for (event, _), order in zip(table.events(), orders, strict=True):
+            if order:
+                continue
             while time < event["time"]:
                 taken = taken + gained
                 time, gained = next(measured)

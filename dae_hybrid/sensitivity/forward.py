@@ -146,8 +146,13 @@ class TangentState:
         )
         event, mode = table.last
         self.state, self._mode = table.state_derivatives(event["after"], mode), self.system.modes[mode]
+        self._tau = event["tau"]
         if table.n_integrals:
             self.costs = event["costs_after"].reshape(self.count, table.n_integrals)
+
+    def on_native_pause(self) -> None:
+        """Add the contributions of native events, which otherwise follow with the next segment."""
+        self.costs, self._native_gains = self.costs + self._native_gains, 0.0
 
     def _native_measurements(self, table: RecordTable) -> list[tuple[float, Array]]:
         """Return times and contributions (d, n_functionals) of the measurements in a record table."""

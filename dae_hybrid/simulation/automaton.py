@@ -139,7 +139,7 @@ class Automaton:
             late = firing is None or firing.transition.refuses or (rules.reversed and not firing.corrects)
             if self.mode.timed and late:
                 due, timed, count = rules.due(self.mode, self.t)
-                if timed is not None and (due <= self.t or (self.t >= end and self._is_now(due))):
+                if timed is not None and (due <= self.t or self._is_now(due)):
                     firing = Firing(timed, count=count)
             overdue = self._overdue()
             firing = overdue if firing is None else firing
@@ -149,8 +149,7 @@ class Automaton:
                     return
                 entering, armed = True, armed if self.mode is source else NO_TRANSITIONS
                 continue
-            if not self._is_now(due):  # otherwise the time event fires first, despite rounding
-                self._measure()
+            self._measure()
             if self.t >= end:
                 return
             last = min(end, self.recheck_time)
@@ -341,7 +340,12 @@ class Automaton:
         began = task.zero_band[:count] > 0
         if outcome is None and passage.error is None:
             self.next_step = task.first_step
+            if self.observer is not None:
+                self.observer.on_native_pause()
+            self.at = StatePoint(at.x, at.m, *mode.kernels["entry"](self.t, at.x, at.m, self.p))
             return None, SegmentEntry(None, task.zero_band[:count], task.departure[:count], began)
+        if passage.table is not None:
+            self.rules.advance_time()
         if outcome is None:
             raise self._failed(task, passage.error)
         if outcome.crossing is not None:

@@ -26,7 +26,7 @@ MIN_DROPPABLE_SIZE = 50_000
 BOUND_SHARE = 1 / 8
 #: attributes that are recomputed; attributes, columns and parts of records that stay with a dropped table
 RECOMPUTED = ("records", "offsets", "rows", "paths")
-RETAINED = ("is_event", "is_measurement", "is_segments", "extents", "memory_extent", "largest", "is_clean")
+RETAINED = ("is_event", "is_measurement", "is_segments", "orders", "extents", "memory_extent", "largest", "is_clean")
 RETAINED_COLUMNS = {
     "time": float,
     "mode": np.int16,

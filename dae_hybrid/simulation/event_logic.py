@@ -47,7 +47,7 @@ from dae_hybrid.port.failure_messages import SUSPECTS, guard_passed
 from dae_hybrid.port.integrator import SegmentTask
 from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.record_table import RecordTable
-from dae_hybrid.port.segment_rules import SAME_INSTANT
+from dae_hybrid.port.segment_rules import SAME_INSTANT, same_instant
 from dae_hybrid.simulation.departure import at_rest
 from dae_hybrid.simulation.firing import Firing
 from dae_hybrid.system.schedule import Schedule
@@ -68,11 +68,6 @@ ZENO_INTERVALS, ZENO_SPREAD, ZENO_RATIO, ZENO_WINDOW = 4, 0.01, 0.999, 12
 ZENO_REMAINDER = 1e-6
 SMALLEST_NORMAL = float(np.finfo(float).tiny)
 NO_GUARDS: Mapping[int, tuple[float, float]] = MappingProxyType({})
-
-
-def same_instant(one: float, other: float, start: float) -> bool:
-    """Whether two times of a run that began at `start` are equal to rounding."""
-    return abs(one - other) <= SAME_INSTANT * max(abs(one), abs(other), abs(one - start))
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,8 +353,17 @@ class EventLogic:
 
     def due(self, mode: ModeSystem, t: float) -> tuple[float, TransitionMap | None, int]:
         """Return time, transition and count of the next time event of the mode, not before t."""
-        turn, nothing = -1 if self.reversed else 1, (np.inf, None, 0)
-        return min(self.timetable(mode, t), key=lambda found: (found[0], turn * found[1].index), default=nothing)
+        every = list(self.timetable(mode, t))
+        if not every:
+            return np.inf, None, 0
+        first, turn = min(time for time, _, _ in every), -1 if self.reversed else 1
+        together = (own for own in every if own[0] - first <= self._instant(first))
+        _, transition, count = min(together, key=lambda own: turn * own[1].index)
+        return first, transition, count
+
+    def _instant(self, t: float) -> float:
+        """Return the largest difference of times that are equal to rounding at t."""
+        return SAME_INSTANT * self.elapsed(t)
 
     def timetable(self, mode: ModeSystem, t: float, last: float = np.inf) -> Iterator[tuple[float, TransitionMap, int]]:
         """Yield the next time of every `every=` of the mode, and its `at=` up to `last` (by default only the next one).
@@ -371,15 +375,15 @@ class EventLogic:
             count = self.counts.get(index, 1)
             past = max(self.last_ticks.get(index, 0), self.clock_ticks.get(transition.clock, 0))
             time = self.schedule.time(transition, count)
-            while time < t or count <= past:
+            while time < t - self._instant(t) or count <= past:
                 period = self.schedule.time(transition, 1) - self.span[0]
                 count = max(count + 1, int((t - self.span[0]) / period))
                 time = self.schedule.time(transition, count)
             self.counts[index] = count
             yield time, transition, count
-        for time, transition in self.schedule.once(mode, t, last):
+        for time, transition in self.schedule.once(mode, t - self._instant(t), last):
             if transition.index not in self.chain:
-                last = time if last == np.inf else last
+                last = time + self._instant(time) if last == np.inf else last
                 if time > last:
                     return
                 yield time, transition, 0
@@ -489,8 +493,8 @@ class EventLogic:
                 self.stayed_at_zero[index] = 1
 
     def on_native_events(self, table: RecordTable, task: SegmentTask) -> None:
-        """Update the rules after native events, each alone in its instant, with the task of the next segment."""
-        self.times += table.times.tolist()
+        """Update the rules after native events, with the task of the next segment."""
+        self.times += table.times[table.orders[table.is_event] == 0].tolist()
         self.advance_time()
         self._forget_sides()
         event, mode = table.last
@@ -501,9 +505,13 @@ class EventLogic:
                 self.sides[index] = 1 if side > 0 else -1
             if not band:
                 self.nonzero.add(index)
-        transition = None if event["transition"] is None else self.system.transitions[event["transition"]]
-        if transition is not None and transition.trigger.is_periodic:
-            self.last_ticks[transition.index] = self.clock_ticks[transition.clock] = int(event["count"])
+        for index, count in table.last_instant:
+            transition = self.system.transitions[index]
+            self.chain.append(index)
+            if transition.trigger.is_periodic:
+                self.last_ticks[index] = count
+                if transition.target != transition.source:
+                    self.clock_ticks[transition.clock] = count
 
     def notes(self) -> tuple[str, ...]:
         """Return the notes for `diagnostics`."""

@@ -36,6 +36,9 @@ class RunObserver(Protocol):
     def on_native_events(self, table: RecordTable) -> None:
         """Note the events that the native loop handled, with the segments before them."""
 
+    def on_native_pause(self) -> None:
+        """Note that the native loop paused after its last event, instead of beginning a segment."""
+
     def on_native_run(self, start: RunStart, run: NativeRun) -> Callable[[], SegmentSensitivities]:
         """Note a run completed by the native loop; return a function for the further fields of its last segment."""
 

@@ -10,8 +10,8 @@ from dae_hybrid.numerics.algebraic import solve_algebraic
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Options
 from dae_hybrid.port.native_plan import Knots
-from dae_hybrid.simulation.event_logic import same_instant
-from dae_hybrid.system.signals import coefficients
+from dae_hybrid.port.segment_rules import SAME_INSTANT
+from dae_hybrid.system.signals import at_knot, coefficients
 from dae_hybrid.system.system import HybridSystem, ModeSystem
 
 #: numbers in one list of knots
@@ -26,7 +26,7 @@ class StopTimes:
         self.start = span[0]
         for signal in system.signals:
             signal.check(span)
-        times = [self._snapped(measurement.when(parameters), span[0]) for measurement in system.measurements]
+        times = [at_knot(system.signals, measurement.when(parameters), span[0]) for measurement in system.measurements]
         for measurement, t in zip(system.measurements, times, strict=True):
             if not span[0] <= t <= span[1]:
                 raise OptionError(
@@ -40,15 +40,6 @@ class StopTimes:
         self.intervals = [signal.interval(span[0]) for signal in system.signals]
         self._listed: Knots | None = None
 
-    def _snapped(self, t: float, start: float) -> float:
-        """Return the knot that equals a time to rounding, otherwise the time itself."""
-        for signal in self.signals:
-            near, i = signal.data.knots, signal.interval(t)
-            for knot in near[max(i, 0) : i + 2].tolist():
-                if same_instant(knot, t, start):
-                    return float(knot)
-        return t
-
     def next_knot(self, t: float) -> float:
         """Return the next knot after t."""
         return min((signal.next_knot(t) for signal in self.signals), default=np.inf)
@@ -56,13 +47,17 @@ class StopTimes:
     def next_measurement(self, t: float) -> float:
         """Return the time of the next measurement after t."""
         i = self._done
-        while i < len(self.waiting) and self.waiting[i][0] <= t:
+        while i < len(self.waiting) and self._is_due(i, t):
             i += 1
         return self.waiting[i][0] if i < len(self.waiting) else np.inf
 
+    def _is_due(self, i: int, t: float) -> bool:
+        """Whether a measurement is due at t, to rounding."""
+        return self.waiting[i][0] - t <= SAME_INSTANT * max(abs(t), t - self.start)
+
     def is_due(self, t: float) -> bool:
         """Whether a measurement is due at t, or a knot has not been passed."""
-        measured = self._done < len(self.waiting) and self.waiting[self._done][0] <= t
+        measured = self._done < len(self.waiting) and self._is_due(self._done, t)
         return measured or self._intervals_at(t) != self.intervals
 
     def taken(self, count: int, passed: float) -> None:
@@ -103,7 +98,7 @@ class StopTimes:
     def measurements_at(self, t: float) -> list[int]:
         """Return the measurements due at t, each of them once."""
         found = []
-        while self._done < len(self.waiting) and self.waiting[self._done][0] <= t:
+        while self._done < len(self.waiting) and self._is_due(self._done, t):
             found.append(self.waiting[self._done][1])
             self._done += 1
         return found

@@ -14,6 +14,8 @@ from dae_hybrid.codegen.kernels import Kernel
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_plan import MEASURES, TURNS, Alarms, Knots
+from dae_hybrid.port.segment_rules import SAME_INSTANT
+from dae_hybrid.system.signals import at_knot
 from dae_hybrid.system.transition_map import CLOCK, TransitionMap, schedule_state
 
 if TYPE_CHECKING:
@@ -141,15 +143,16 @@ def listed_until(ticks: Array) -> Array:
 
 def merged(
     mode: ModeSystem,
+    start: float,
     knots: Knots | None,
     once: tuple[Array, NDArray[np.int64]],
     measured: tuple[Array, Sequence[int]],
     ticks: Iterable[tuple[int, NDArray[np.int64], Array]],
 ) -> Alarms:
-    """Merge the due times of a mode in N runs; equal times in the order of the arguments.
+    """Merge the due times of a mode in N runs; at one time a knot precedes transitions, and these a measurement.
 
     Times are (N, n): `once` with the links of `at=`, `measured` with indices of measurements, `ticks` by clock with its
-    link and the numbers of periods.
+    link and the numbers of periods. Times that are equal to rounding become the same.
     """
     others, turns = len(mode.guarded) + len(mode.timed), np.zeros(0) if knots is None else knots.times
     kinds = [
@@ -159,9 +162,30 @@ def merged(
         *((times, np.full(counts.size, link), counts) for link, counts, times in ticks),
     ]
     times, links, counts = zip(*kinds, strict=True)
-    every, of, after = np.hstack(times), np.concatenate(links), np.concatenate(counts)
+    of, after = np.concatenate(links), np.concatenate(counts)
+    ranks = np.where(of == others + TURNS, -1, of)
+    order = np.argsort(ranks, kind="stable")
+    every, of, after, ranks = np.hstack(times)[:, order], of[order], after[order], ranks[order]
     order = np.argsort(every, axis=1, kind="stable")
-    return Alarms(np.take_along_axis(every, order, axis=1), of[order], after[order])
+    every, of, after = np.take_along_axis(every, order, axis=1), of[order], after[order]
+    equal = _equalised(every, ranks[order] < 0, start)
+    if equal is not every:
+        order = np.lexsort((ranks[order], equal))
+        every, of, after = (np.take_along_axis(own, order, axis=1) for own in (equal, of, after))
+    return Alarms(every, of, after)
+
+
+def _equalised(times: Array, is_knot: NDArray[np.bool_], start: float) -> Array:
+    """Sorted times (N, n) of runs from `start`; those equal to rounding become the same, that of a knot if any is."""
+    with np.errstate(invalid="ignore"):
+        gaps = np.diff(times, axis=1, prepend=-np.inf)
+        close = (gaps <= SAME_INSTANT * np.maximum(np.abs(times), times - start)).ravel()
+    if np.array_equal(close, gaps.ravel() == 0):
+        return times
+    flat, group = times.ravel(), np.cumsum(~close) - 1
+    common = flat[~close]
+    common[group[is_knot.ravel()]] = flat[is_knot.ravel()]
+    return np.asarray(common[group].reshape(times.shape))
 
 
 class Schedule:
@@ -179,6 +203,7 @@ class Schedule:
         if count == 1 and transition.index in self._first:
             return self._first[transition.index]
         time = float(transition.kernels["time"](self.p, schedule_state(self.start, count))[0][0])
+        time = at_knot(self.system.signals, time, self.start)
         if not np.isfinite(time) or (transition.trigger.is_periodic and count and time <= self.start):
             what = "period is not positive" if transition.trigger.is_periodic else "time is not finite"
             raise NonFiniteError(
@@ -214,7 +239,7 @@ class Schedule:
         ticks = [(link, counts, times[None]) for link, counts, times in self._ticks(mode, t)]
         self._until = min(self._until, *(float(listed_until(times)[0]) for _, _, times in ticks), np.inf)
         when, indices = zip(*measured, strict=True) if measured else ((), ())
-        found = merged(mode, knots, (once[None], links), (np.array([when], dtype=float), indices), ticks)
+        found = merged(mode, self.start, knots, (once[None], links), (np.array([when], dtype=float), indices), ticks)
         return found._replace(times=found.times[0], links=found.links[0], counts=found.counts[0])
 
     def _ticks(self, mode: ModeSystem, t: float) -> Iterator[tuple[int, NDArray[np.int64], Array]]:
@@ -222,7 +247,9 @@ class Schedule:
         stated = timed_transitions(self.system, mode, periodic=True)
         first = stated.at(self.p, self.start, 1).tolist()
         checked = {
-            t.index: time for t, time in zip(stated.transitions, first, strict=True) if self.start < time < np.inf
+            t.index: at_knot(self.system.signals, time, self.start)
+            for t, time in zip(stated.transitions, first, strict=True)
+            if self.start < time < np.inf
         }
         self._first |= checked
         periods = [self.time(transition, 1) - self.start for transition in stated.transitions]
@@ -245,6 +272,8 @@ class Schedule:
         times = stated.at(self.p, self.start, 0)
         for i in np.flatnonzero(~np.isfinite(times)).tolist():
             self.time(stated.transitions[i], 0)  # raises
+        if self.system.signals:
+            times = np.array([at_knot(self.system.signals, time, self.start) for time in times.tolist()])
         order = np.argsort(times, kind="stable")
         found = times[order], stated.links[order]
         if not stated.moves:

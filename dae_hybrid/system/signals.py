@@ -15,6 +15,7 @@ from dae_hybrid.codegen.kernels import Kernel
 from dae_hybrid.errors import NonFiniteError, OptionError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.failure_messages import SUSPECTS, refuse_not_finite
+from dae_hybrid.port.segment_rules import same_instant
 from dae_hybrid.statement.declarations import SignalData
 
 
@@ -122,6 +123,16 @@ class SignalTable:
         elif kind == "cubic":
             found[1:-1, 2:] = np.moveaxis(CubicSpline(knots, values).c[2::-1], 1, 0)
         return found
+
+
+def at_knot(signals: Sequence[SignalTable], t: float, start: float) -> float:
+    """Return the knot that equals a time of a run from `start` to rounding, otherwise the time itself."""
+    for signal in signals:
+        i = signal.interval(t)
+        for knot in signal.data.knots[max(i, 0) : i + 2].tolist():
+            if same_instant(knot, t, start):
+                return float(knot)
+    return t
 
 
 def coefficients(signals: Sequence[SignalTable], intervals: Sequence[int], p: Array) -> Array:

@@ -66,7 +66,8 @@ class Timetable:
             when = self._times(transition, p, counts)
             until[:] = np.where(when[:, 0] > self._span[0], np.minimum(until, listed_until(when)), np.nan)
             ticks.append((link, counts, when))
-        return merged(mode, self._knots, (times, once.links), (measured, [i for _, i in self._waiting]), ticks)
+        taken = measured, [i for _, i in self._waiting]
+        return merged(mode, self._span[0], self._knots, (times, once.links), taken, ticks)
 
     def _measured(self, p: Array) -> Array:
         """Times of the measurements, (N, n)."""

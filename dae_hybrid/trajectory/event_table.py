@@ -189,7 +189,13 @@ class EventTable(PortableResult):
     @cached_property
     def order(self) -> NDArray[np.int64]:
         """Position of each among the transitions of its instant."""
-        return self._column(lambda block: [r.order for r in block.records] or 0, np.int64)
+
+        def orders(block: _Block) -> Any:
+            if block.table is not None and block.kind is not None:
+                return block.table.orders[block.kind.places]
+            return [record.order for record in block.records]
+
+        return self._column(orders, np.int64)
 
     @cached_property
     def direction(self) -> NDArray[np.int64]:

@@ -115,7 +115,7 @@ class Expansion:
             transition=transition.title(memory_after),
             source=source.name,
             target=target.name,
-            order=0,
+            order=int(table.orders[k]),
             guard=header["value"],
             direction=transition.trigger.sign(header["rate"]),
             rate=header["rate"],
@@ -298,7 +298,8 @@ class TrajectoryParts(Portable, Sequence["Part"]):
     def n_segments(self) -> int:
         """Number of segments."""
         return self._dropped[0] + sum(
-            item.count if isinstance(item, RecordTable) else not isinstance(item, RECORDS) for item in self._given
+            int(np.count_nonzero(item.is_segments)) if isinstance(item, RecordTable) else not isinstance(item, RECORDS)
+            for item in self._given
         )
 
     @cached_property

@@ -89,9 +89,9 @@ static const link *link_of(const march *m, integer i) {
   return &m->stations[(integer)record[MODE_AT]].links[(integer)record[GUARD_AT]];
 }
 
-/* Whether an event, or the end, is close to another due time in a mode; coincident due times
- * are part of the event. Measurements may be close to events. */
-static int is_beside_alarm(const march *m, integer mode, double t, double near, int is_event) {
+/* Whether an event, or the end if there is none, is close to another due time in a mode; coincident due times
+ * are part of the event. Measurements may be close to events. Given times do not move against each other. */
+static int is_beside_alarm(const march *m, integer mode, double t, double near, const link *event) {
   const alarms *own = &m->schedule[mode];
   integer low = 0, high = own->n;
   while (low < high) {
@@ -99,8 +99,11 @@ static int is_beside_alarm(const march *m, integer mode, double t, double near, 
     if (own->times[middle] < t - near) low = middle + 1;
     else high = middle;
   }
-  for (; low < own->n && own->times[low] <= t + near; low++)
-    if (stays(&m->stations[mode].links[own->links[low]]) ? is_event : own->times[low] != t) return 1;
+  for (; low < own->n && own->times[low] <= t + near; low++) {
+    const link *other = &m->stations[mode].links[own->links[low]];
+    if (other->fixed && (!event || event->fixed)) continue;
+    if (stays(other) ? event != 0 : own->times[low] != t) return 1;
+  }
   return 0;
 }
 
@@ -112,13 +115,16 @@ static int stands_apart(const batch *b) {
   const station *last = v->stations + m->at;
   const double *h = v->end + 2 * last->n_x, *rate = h + last->n_guards, *size = rate + last->n_guards, t = m->stations[m->at].run->t;
   double before = -HUGE_VAL, near_before = 0;
+  int was_fixed = 1;
   for (integer i = 0; i < m->n_events; i++) {
     const double own = m->records[m->offsets[i]], near = WIDEST * m->rtol * elapsed(m, own);
-    if (stays(link_of(m, i))) continue;
-    if (!(own - before > fmax(near, near_before)) || !(m->t_end - own > near)) return 0;
+    const link *l = link_of(m, i);
+    if (stays(l)) continue;
+    if (!(was_fixed && l->fixed) && !(own - before > fmax(near, near_before))) return 0;
+    if (!l->fixed && !(m->t_end - own > near)) return 0;
     for (integer k = 0; k < v->n_modes; k++)
-      if (is_beside_alarm(m, k, own, near, 1)) return 0;
-    before = own, near_before = near;
+      if (is_beside_alarm(m, k, own, near, l)) return 0;
+    before = own, near_before = near, was_fixed = l->fixed;
   }
   if (is_beside_alarm(m, m->at, t, WIDEST * m->rtol * elapsed(m, t), 0)) return 0;
   for (integer j = 0; j < last->n_guards; j++)

@@ -316,6 +316,7 @@ typedef struct {                             /* a transition, measurement or kno
   const double *numbers;                     /* constants of this transition, for shared functions */
   integer target, transition, index, direction, width;
   integer clock;                             /* of time events: index of the shared clock, else -1 */
+  integer fixed;                             /* whether its time is given, independent of parameters */
   integer measures, turns;                   /* no transition: the point is recorded for a measurement, or is a knot of signals */
   integer waits, toggles, jumps, keeps;      /* on_entry="wait"; whether it switches a relation; whether its guard may
                                                 jump across zero; whether it leaves its guard unchanged */
@@ -379,7 +380,9 @@ typedef struct {
   integer exit;                              /* the link in progress, or the last one */
   integer at, n_memory, n_parameters, n_functionals, n_integrals, n_directions, n_entries, certify;
   integer charges, n_unknowns;               /* whether any event has costs; largest number of unknowns besides z */
-  integer capacity, room, used, n_events, n_passed, max_events, budget, steps, failures, newton_failures, row, path_row, n_times;
+  integer reversed, later, placed;           /* whether simultaneous transitions fire last first; whether others of the instant
+                                                precede the one in progress; whether a segment is to begin */
+  integer capacity, room, used, n_events, n_passed, n_segments, max_events, budget, steps, failures, newton_failures, row, path_row, n_times;
   double kept, bound;                        /* numbers stored for paths, and for rows if they count; above the bound, */
   integer counts_rows, counts_records, last; /* which may include records, or after the last record it is COMPLETE */
   integer wanted, full, resumed;             /* reasons for stopping: a mode without memory, lack of room for records */

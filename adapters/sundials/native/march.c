@@ -57,20 +57,43 @@ static integer lay_out(const march *m, const station *from, const station *to, d
 
 static int stays(const link *l) { return l->measures || l->turns; }
 
-/* Whether no other time event is near, in the mode before an event and in that after it. Transitions on a shared clock tick
- * once; measurements may coincide with each other and with a knot. */
-static int no_other_alarm(const march *m, integer mode, double t, const link *own) {
+/* Whether two due times are given: neither moves with the parameters. */
+static int fixed_times(const march *m, const link *own, const link *other) {
+  return !m->certify || (own->fixed && other->fixed);
+}
+
+/* Whether something else that is due `after` a time event, a measurement or a knot can be carried out natively: it is due
+ * at the same time, as the next one of the instant, or clearly later. */
+static int follows(const march *m, const link *own, const link *other, double after, double instant) {
+  if (own->clock < 0 && !stays(own)) return 0;
+  if (after > instant) return (stays(own) && stays(other)) || fixed_times(m, own, other);
+  if (after != 0) return 0;
+  if (stays(own) && other->measures) return 1;
+  if (other->turns || !fixed_times(m, own, other)) return 0;
+  return stays(own) || other->measures || (own->target == m->at && !m->reversed);
+}
+
+/* Whether nothing is due near a time, in the mode before an event and in that after it, except what `follows`. Transitions
+ * on a shared clock tick once. */
+static int no_other_alarm(const march *m, double t, const link *own) {
   const double instant = SAME_INSTANT * elapsed(m, t), near = fmax(instant, m->slack * elapsed(m, t));
+  const station *from = &m->stations[m->at], *to = &m->stations[own->target];
   alarms *before = &m->schedule[m->at], *after = &m->schedule[own->target];
   for (integer i = before->next; i < before->n && before->times[i] - t <= near; i++) {
-    const link *other = &m->stations[m->at].links[before->links[i]];
-    const int together = other == own || (own->turns && other->measures);
-    if (before->times[i] == t ? !together : !(stays(own) && stays(other) && before->times[i] - t > instant)) return 0;
+    const link *other = &from->links[before->links[i]];
+    const int is_own = other == own && before->times[i] == t;
+    const int is_left = from != to && other->measures && before->times[i] == t; /* seen in the mode after the event */
+    if (!is_own && !is_left && !follows(m, own, other, before->times[i] - t, instant)) return 0;
   }
   if (after == before) return 1;
   while (after->next < after->n && after->times[after->next] < t - near) after->next++;
-  for (integer i = after->next; i < after->n && after->times[i] - t <= near; i++)
-    if (after->times[i] != t || own->clock < 0 || m->stations[mode].links[after->links[i]].clock != own->clock) return 0;
+  for (integer i = after->next; i < after->n && after->times[i] - t <= near; i++) {
+    const link *other = &to->links[after->links[i]];
+    const double away = fabs(after->times[i] - t);
+    if (away == 0 && own->clock >= 0 && other->clock == own->clock) continue;
+    if (away <= instant && !other->measures) return 0;
+    if (own->clock < 0 || !follows(m, own, other, away, instant)) return 0;
+  }
   return 1;
 }
 
@@ -268,11 +291,10 @@ static void retract(const march *m, run *r) {
     r->next_eval--, r->n_rows--;
 }
 
-/* Whether there is room for `count` records of a link; sets `full` otherwise. */
-static int has_room(march *m, const link *l, integer count) {
-  if (m->used + count * l->width <= m->capacity && m->n_events + count <= m->room) return 1;
-  m->full = count;
-  return 0;
+/* Whether there is room for the record of a link; sets `full` otherwise. */
+static int has_room(march *m, const link *l) {
+  m->full = m->used + l->width > m->capacity || m->n_events == m->room;
+  return !m->full;
 }
 
 /* Advance past the recorded rows of a segment. */
@@ -283,7 +305,8 @@ static void go_behind(march *m, const run *before, const run *r) {
   m->path_row = r->n_path;
 }
 
-/* Carry out the transition due at the end of a segment, if it can be done natively; returns 1 if so, else 0. */
+/* Carry out the transition due at the end of a segment, or after others of the instant, if it can be done natively; returns 1
+ * if so, else 0. */
 static int fire(march *m) {
   const station *from = &m->stations[m->at];
   run *r = from->run;
@@ -296,11 +319,11 @@ static int fire(march *m) {
   const double value = timed ? 0 : r->guard_values[own], rate = timed ? 1 : r->guard_values[c->n_guards + own];
   const double since = m->n_times ? m->recent[0] : m->t0;
   const double instant = SAME_INSTANT * elapsed(m, t);
-  if (!(t - m->begun > instant) || !(m->t_stop - t > fmax(instant, m->slack * elapsed(m, t)))) return 0;
-  if (!no_other_alarm(m, l->target, t, l)) return 0;
+  if (!(m->later || t - m->begun > instant) || !(m->t_stop - t > fmax(instant, m->slack * elapsed(m, t)))) return 0;
+  if (!no_other_alarm(m, t, l)) return 0;
   m->clock[1] = timed ? (double)m->schedule[m->at].counts[m->schedule[m->at].next] : 0;
   const station *to = &m->stations[l->target];
-  if (!has_room(m, l, 1)) return 0;
+  if (!has_room(m, l)) return 0;
   double *record = m->records + m->used;
   event e;
   if (lay_out(m, from, to, record, &e) != l->width) return 0;
@@ -327,13 +350,15 @@ static int fire(march *m) {
   if (l->cost && !charge(m, from, to, l, t, &e)) return 0;
   retract(m, r);
   const double apart = fmin(t - since, t - m->t0);
-  if (!decided || !(apart > m->slack * elapsed(m, t))) clean = 0;
+  if (!decided || !(m->later || apart > m->slack * elapsed(m, t))) clean = 0;
   const double header[HEADER] = {t, (double)m->at, (double)m->exit, value, rate,
                                  m->ranges[l->transition] / duration(m, t), (double)m->row, (double)r->n_rows,
                                  m->began_with, clean, (double)r->steps, (double)r->n_path, m->clock[1], r->t_stop};
   memcpy(record, header, sizeof header);
   m->offsets[m->n_events++] = m->used;
+  m->n_segments += !m->later;
   m->used += l->width;
+  if (timed) m->schedule[m->at].next++;
   return 1;
 }
 
@@ -378,7 +403,7 @@ static int set_rates(run *r, const double *xdot) {
 /* Place the solver at the point after an event or a knot. */
 static int place(march *m) {
   const station *from = &m->stations[m->at];
-  const run *before = from->run;
+  run *before = from->run;
   const link *l = &from->links[m->exit];
   const station *to = &m->stations[l->target];
   run *r = to->run;
@@ -386,7 +411,7 @@ static int place(march *m) {
   event e;
   lay_out(m, from, to, m->records + m->used - l->width, &e);
   for (integer j = 0; j < from->n_guards; j++)
-    if (before->model->zero_band[j] != 0) m->rested[from->links[j].transition] = 1;
+    if (before->model->zero_band[j] != 0 && !m->later) m->rested[from->links[j].transition] = 1;
   memcpy(m->bands, m->entered, (size_t)(2 * c->n_guards) * sizeof(double));
   memcpy(c->zero_band, m->bands, (size_t)c->n_guards * sizeof(double));
   memcpy(c->departure, m->bands + c->n_guards, (size_t)c->n_guards * sizeof(double));
@@ -394,7 +419,7 @@ static int place(march *m) {
     double *range = &m->ranges[to->links[j].transition];
     *range = fmax(*range, fabs(e.guards_after[j]));
   }
-  if (!l->turns) {
+  if (!l->turns && !(m->n_times && m->recent[0] == before->t)) {
     memmove(m->recent + 1, m->recent, (RECENT - 1) * sizeof(double));
     m->recent[0] = before->t;
     if (m->n_times < RECENT) m->n_times++;
@@ -402,12 +427,14 @@ static int place(march *m) {
   m->steps += before->steps;
   m->failures += before->error_test_failures;
   m->newton_failures += before->newton_failures;
+  before->steps = before->error_test_failures = before->newton_failures = 0;
   r->t = before->t;
   r->next_eval = before->next_eval;
   r->first_step = m->first_step > 0 ? m->first_step : r->step ? before->next_step : 0;
   m->begun = r->t;
   go_behind(m, before, r);
   m->at = l->target;
+  m->placed = 1;
   memcpy(c->memory, e.memory_after, (size_t)m->n_memory * sizeof(double));
   memcpy(c->api->array(r->x), e.x_after, (size_t)c->n * sizeof(double));
   memcpy(c->api->array(r->x) + c->n, e.integrals, (size_t)m->n_integrals * sizeof(double));
@@ -425,15 +452,16 @@ static int place(march *m) {
 /* Begin the segment where the solver has been placed. */
 static int begin(march *m) {
   run *r = m->stations[m->at].run;
+  m->placed = 0;
   set_stop(m, r);
   if (!(m->first_step > 0)) r->first_step = fmin(r->first_step, r->t_stop - r->t);
   m->began_with = r->first_step;
   return dh_begin(r);
 }
 
-/* Lay out the first of `count` records of a point without transition; returns whether there is room. */
-static int make_record(march *m, const station *at, const link *l, integer count, event *e) {
-  if (!has_room(m, l, count)) return 0;
+/* Lay out the record of a point without transition; returns whether there is room. */
+static int make_record(march *m, const station *at, const link *l, event *e) {
+  if (!has_room(m, l)) return 0;
   double *record = m->records + m->used;
   memset(record, 0, (size_t)l->width * sizeof(double));
   return lay_out(m, at, at, record, e) == l->width;
@@ -462,6 +490,7 @@ static void note_point(march *m, const station *at, const link *l, const event *
                                  m->began_with, 1, (double)r->steps, (double)r->n_path, (double)own->counts[own->next], r->t_stop};
   memcpy(m->records + m->used, header, sizeof header);
   m->offsets[m->n_events++] = m->used;
+  m->n_segments += !m->later;
   m->n_passed++;
   m->used += l->width;
   own->next++;
@@ -476,8 +505,8 @@ static int measure(march *m) {
   const link *l = &at->links[m->exit];
   event e;
   if (!l->cross || (t != m->begun && !(t - m->begun > instant))) return 0;
-  if (!(m->t_stop - t > fmax(instant, m->slack * elapsed(m, t))) || !no_other_alarm(m, m->at, t, l)) return 0;
-  if (!make_record(m, at, l, 1, &e)) return 0;
+  if (!(m->t_stop - t > fmax(instant, m->slack * elapsed(m, t))) || !no_other_alarm(m, t, l)) return 0;
+  if (!make_record(m, at, l, &e)) return 0;
   if (!look_at(m, l, t, c->api->array(r->x), c->memory, e.x, e.xdot, e.guards, at->n_guards)) return 0;
   if (!one_alone(m, at, -1, t, &e)) return 0;
   const alarms *own = &m->schedule[m->at];
@@ -503,8 +532,7 @@ static int close_algebraic(march *m, const station *at, const link *l, double t,
   return 1;
 }
 
-/* Give signals their next coefficients at a knot, if no guard is near zero or changes sign; returns 1 if so, else 0.
- * Measurements at the same time follow. */
+/* Give signals their next coefficients at a knot, if no guard is near zero or changes sign; returns 1 if so, else 0. */
 static int turn(march *m) {
   const station *at = &m->stations[m->at];
   run *r = at->run;
@@ -513,11 +541,9 @@ static int turn(march *m) {
   const link *l = &at->links[m->exit];
   const alarms *own = &m->schedule[m->at];
   const integer n = at->n_guards, knot = own->counts[own->next], size = at->n_y + m->n_memory;
-  integer count = 1;
   event e;
-  if (!l->cross || !(t - m->begun > instant) || !(m->t_stop - t > instant) || !no_other_alarm(m, m->at, t, l)) return 0;
-  while (own->next + count < own->n && own->times[own->next + count] == t) count++;
-  if (!make_record(m, at, l, count, &e)) return 0;
+  if (!l->cross || !(t - m->begun > instant) || !(m->t_stop - t > instant) || !no_other_alarm(m, t, l)) return 0;
+  if (!make_record(m, at, l, &e)) return 0;
   double *x = m->work;
   memcpy(x, c->api->array(r->x), (size_t)c->n * sizeof(double));
   if (!look_at(m, l, t, x, c->memory, e.x, e.xdot, e.guards, n)) return 0;
@@ -539,18 +565,6 @@ static int turn(march *m) {
   return 1;
 }
 
-/* Continue after a knot, with the measurements at its time. */
-static int turn_over(march *m) {
-  const alarms *own = &m->schedule[m->at];
-  const run *r = m->stations[m->at].run;
-  int flag = place(m);
-  while (!flag && own->next < own->n && own->times[own->next] == r->t) {
-    m->exit = own->links[own->next];
-    if (!measure(m)) return FATAL; /* nothing is near */
-  }
-  return flag ? flag : begin(m);
-}
-
 /* Continue the segment after measurements, with the solver unchanged. */
 static int carry_on(march *m) {
   run *r = m->stations[m->at].run;
@@ -569,8 +583,29 @@ static int carry_on(march *m) {
 /* Whether more is stored than allowed at a point where another record table may begin. */
 static int is_complete(const march *m) { return m->kept + (m->counts_records ? (double)m->used : 0) > m->bound; }
 
+/* Carry out what else is due now, in order. A tick of `clock` has been used up by the transition that led into the mode.
+ * Returns 0, COMPLETE if the automaton has to carry out the rest, or SUNDIALS' return code. */
+static int finish_instant(march *m, integer clock) {
+  const double t = m->stations[m->at].run->t;
+  for (m->later = 1; 1;) {
+    alarms *own = &m->schedule[m->at];
+    while (own->next < own->n && own->times[own->next] < t) own->next++;
+    if (own->next == own->n || own->times[own->next] > t) return 0;
+    const link *l = &m->stations[m->at].links[own->links[own->next]];
+    m->exit = own->links[own->next];
+    if (clock >= 0 && l->clock == clock) own->next++;
+    else if (l->turns || !(l->measures ? measure(m) : fire(m))) return COMPLETE;
+    else if (!l->measures) {
+      if (l->target != m->at) clock = l->clock;
+      const int flag = place(m);
+      if (flag) return flag;
+    }
+  }
+}
+
 /* Continue from the current point of the mode's run for at most `budget` steps; like `dh_advance`, with FOUND_ROOT if an event
- * cannot be taken natively, a mode is wanted or there is no room for the record, and COMPLETE if the table is full. */
+ * cannot be taken natively, a mode is wanted or there is no room for the record, and COMPLETE if the table is full or an
+ * instant is to be completed by the automaton. */
 int dh_march(march *m) {
   const integer end = m->steps + m->stations[m->at].run->steps + m->budget;
   while (1) {
@@ -585,28 +620,18 @@ int dh_march(march *m) {
       else if (status == REACHED_STOP && own->next < own->n && r->t == own->times[own->next]) m->exit = own->links[own->next];
       else return status;
     }
+    const link *l = &m->stations[m->at].links[m->exit];
+    if (!m->resumed) m->later = 0;
     m->resumed = 0;
-    if (m->stations[m->at].links[m->exit].measures) {
-      const alarms *own = &m->schedule[m->at];
-      if (!measure(m)) return REACHED_STOP;
-      m->resumed = own->next < own->n && own->times[own->next] == r->t; /* another one */
-      if (m->resumed) m->exit = own->links[own->next];
-      const int flag = m->resumed ? 0 : carry_on(m);
-      if (flag) return flag;
-      continue;
-    }
-    if (m->stations[m->at].links[m->exit].turns) {
-      if (!turn(m)) return REACHED_STOP;
-      const int flag = turn_over(m);
-      if (flag) return flag;
-      if (is_complete(m)) return COMPLETE;
-      continue;
-    }
-    const int timed = m->stations[m->at].links[m->exit].clock >= 0;
-    if (!fire(m)) return timed ? REACHED_STOP : FOUND_ROOT;
-    int flag = place(m);
-    if (!flag) flag = begin(m);
+    if (!(l->measures ? measure(m) : l->turns ? turn(m) : fire(m))) return l->clock < 0 && !stays(l) ? FOUND_ROOT : REACHED_STOP;
+    const integer clock = l->target == m->at ? -1 : l->clock;
+    int flag = l->measures ? 0 : place(m);
+    if (!flag) flag = finish_instant(m, clock);
+    if (m->wanted >= 0 || m->full) return REACHED_STOP;
+    const int is_open = flag == COMPLETE;
+    const int is_placed = m->placed;
+    if (!flag || is_open) flag = is_placed ? begin(m) : carry_on(m);
     if (flag) return flag;
-    if (is_complete(m) && (!timed || m->clock[1] > 0)) return COMPLETE; /* a single time event would occur again */
+    if (is_open || (is_placed && is_complete(m))) return COMPLETE;
   }
 }

@@ -94,7 +94,7 @@ static int set_out(plain *v) {
   memset(m->gained, 0, (size_t)((1 + m->n_directions) * m->n_functionals) * sizeof(double));
   memset(m->taken, 0, (size_t)((1 + m->n_directions) * m->n_functionals) * sizeof(double));
   memset(m->rested, 0, (size_t)v->n_transitions * sizeof(integer));
-  m->used = m->n_events = m->n_passed = m->steps = m->failures = m->newton_failures = m->row = m->path_row = m->full = m->resumed = 0;
+  m->used = m->n_events = m->n_passed = m->n_segments = m->steps = m->failures = m->newton_failures = m->row = m->path_row = m->full = m->resumed = m->placed = 0;
   m->n_times = 0;
   m->kept = 0;
   m->wanted = -1;

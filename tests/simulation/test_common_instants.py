@@ -1,0 +1,152 @@
+"""Ticks, knots and measurements at one time: the order of an instant, in compiled code and in Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dae_hybrid as dh
+
+OPTIONS: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-12}
+#: 0.1 * 3 is larger than 0.3 by a rounding error
+KNOTS = np.arange(12) * 0.1
+FORMS = (
+    "two clocks",
+    "rounded clocks",
+    "three clocks",
+    "measured",
+    "measured rounded",
+    "knots",
+    "modes",
+    "guard",
+    "costs",
+)
+
+
+def sampled(form: str) -> dh.HybridSystem:
+    """A sampled feedback whose ticks coincide with other times."""
+    m = dh.HybridModel(form)
+    k, a = m.parameter("k", 1.2), m.parameter("a", 0.4)
+    x, u, v = m.differential("x"), m.differential("u"), m.differential("v")
+    f = m.signal("f", KNOTS, np.cos(KNOTS), kind="previous") if form == "knots" else 0.0
+    go = m.mode("go", ode={x: -k * x + u + f, u: 0 * x, v: x})
+    m.initial(go, {x: 1.0, u: 0.1, v: 0.0})
+    m.transition(go, go, every=0.1, reset={u: a * (1 - x)}, name="inner")
+    if form in ("two clocks", "costs", "guard"):
+        m.transition(go, go, every=0.2, reset={u: 0.5 * u, v: 0.5 * v + u}, name="outer")
+    if form == "rounded clocks":
+        m.transition(go, go, every=0.3, reset={u: 0.5 * u, v: 0.5 * v + u}, name="outer")
+    if form == "three clocks":
+        m.transition(go, go, every=0.2, reset={u: 0.5 * u + v}, name="second")
+        m.transition(go, go, at=0.6, reset={v: v + k * u}, name="third")
+    if form == "modes":
+        rest = m.mode("rest", ode={x: -x, u: 0 * x, v: k * x})
+        m.transition(go, rest, every=0.5, name="leave")
+        m.transition(rest, go, every=0.73, reset={u: u + a}, name="return")
+    if form == "guard":  # crossed by the second tick of an instant
+        m.transition(go, go, guard=v - 0.3, direction="rising", reset={x: 0.5 * x}, on_entry="fire", name="cross")
+    every = np.round(KNOTS[1:-1], 10) if "rounded" in form else KNOTS[1:-1]
+    parts: dict[str, Any] = {"terminal": x * x + v * v, "integrand": u * u}
+    if form not in ("two clocks", "guard"):
+        parts["at_times"] = {float(t): (x + u - 0.3) ** 2 for t in every}
+    if form == "costs":
+        parts["at_events"] = {"outer": x * u + a}
+    m.functional("G", **parts)
+    return m.build()
+
+
+def seen(sol: dh.Trajectory) -> list[tuple[float, str, int, int]]:
+    """What a run did, without the rounding of its event times."""
+    return [(round(e.time, 8), e.transition, e.order, e.count) for e in sol.events]
+
+
+@pytest.mark.parametrize("method", ["erk", "bdf"])
+@pytest.mark.parametrize("form", FORMS)
+def test_compiled_code_and_python_carry_out_the_same_instants(form: str, method: str) -> None:
+    system, span = sampled(form), (0.0, 1.07)
+    runs = [
+        dh.simulate(system, span, method=method, native_events=native, t_eval=np.linspace(0, 1, 11), **OPTIONS)
+        for native in (True, False)
+    ]
+    ours, theirs = runs
+    assert seen(ours) == seen(theirs)
+    assert ours.event_table.order.tolist() == [event.order for event in ours.events]
+    assert len(ours.segments) == len(theirs.segments)
+    assert ours.statistics["segments"] == theirs.statistics["segments"]
+    np.testing.assert_allclose(ours["u"], theirs["u"], rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(ours.functionals["G"], theirs.functionals["G"], rtol=1e-7)
+    if form != "guard":
+        assert ours.statistics["native_events"] == len(ours.events)
+    gradients = []
+    for native in (True, False):
+        how = {"method": method, "native_events": native, **OPTIONS}
+        gradients.append(dh.forward_sensitivity(system, span, **how).gradient["G"])
+        gradients.append(dh.adjoint_gradient(system, span, functional="G", **how).gradient)
+    for gradient in gradients[1:]:
+        np.testing.assert_allclose(gradient, gradients[0], rtol=2e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_at_common_instants_are_those_of_differences(form: str) -> None:
+    system, span = sampled(form), (0.0, 1.07)
+    found = dh.adjoint_gradient(system, span, functional="G", method="erk", **OPTIONS)
+    p, h = np.array(system.parameter_vector(None)), 1e-5
+    for i in range(p.size):
+        values = []
+        for sign in (1, -1):
+            moved = p.copy()
+            moved[i] += sign * h
+            values.append(dh.simulate(system, span, parameters=moved, method="erk", **OPTIONS).functionals["G"])
+        np.testing.assert_allclose(found.gradient[i], (values[0] - values[1]) / (2 * h), rtol=2e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "guard"])
+def test_batches_carry_out_common_instants_natively(form: str) -> None:
+    system, span = sampled(form), (0.0, 1.07)
+    p = np.array([[1.2, 0.4], [1.1, 0.5]])
+    batch = dh.batch(system, span, parameters=p, functional="G", gradient="adjoint", method="erk", **OPTIONS)
+    assert batch.native.all(), batch.reasons
+    for own, gradient in zip(p, batch.gradient["G"], strict=True):
+        alone = dh.adjoint_gradient(system, span, functional="G", parameters=own, method="erk", **OPTIONS)
+        np.testing.assert_array_equal(np.ravel(gradient), np.ravel(alone.gradient))
+
+
+def test_the_order_of_an_instant_is_knot_transitions_measurement() -> None:
+    """A setpoint that steps, is sampled and recorded at one time, known to each clock with its own rounding error."""
+    for knot, period, measured in ((0.3, 0.1, 3 * 0.1), (3 * 0.1, 0.3, 0.3), (0.3, 0.3, 3 * 0.1), (3 * 0.1, 0.1, 0.3)):
+        m = dh.HybridModel("sampled setpoint")
+        p = m.parameter("p", 2.0)
+        x, held = m.differential("x"), m.differential("held")
+        setpoint = m.signal("setpoint", [0.0, knot, 1.0], [1.0, 5.0, 5.0], kind="previous")
+        go = m.mode("go", ode={x: p - x, held: 0 * x})
+        m.initial(go, {x: 0.0, held: 0.0})
+        m.transition(go, go, every=period, reset={held: p * setpoint})
+        m.functional("G", at_times={measured: held})
+        for native in (True, False):
+            sol = dh.simulate(m.build(), (0, 0.35), native_events=native, **OPTIONS)
+            assert sol.functionals["G"] == 10.0
+            assert [event.order for event in sol.events] == [0] * len(sol.events)
+
+
+def test_reversed_instants_fire_the_last_transition_first() -> None:
+    system = sampled("two clocks")
+    for native in (True, False):
+        sol = dh.simulate(system, (0, 0.25), simultaneous="reversed", native_events=native, **OPTIONS)
+        names = [event.transition for event in sol.events]
+        assert names == ["inner", "outer", "inner"]
+
+
+def test_periods_that_move_apart_are_one_sided() -> None:
+    m = dh.HybridModel("moving clock")
+    period = m.parameter("period", 0.2)
+    x = m.differential("x")
+    go = m.mode("go", ode={x: 1.0 + 0 * x})
+    m.initial(go, {x: 1.0})
+    m.transition(go, go, every=period, reset={x: 2 * x}, name="moving")
+    m.transition(go, go, every=0.1, reset={x: x - 0.3}, name="given")
+    m.functional("G", terminal=x)
+    for native in (True, False):
+        with pytest.warns(dh.DerivativeWarning, match="due at one instant"):
+            dh.adjoint_gradient(m.build(), (0, 0.25), functional="G", native_events=native, **OPTIONS)
