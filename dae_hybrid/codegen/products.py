@@ -124,9 +124,14 @@ def products(name: str, function: ca.Function, linearised: ca.Function, *, expli
 
 
 def is_cheaper(taped: Mapping[str, ca.Function], linearised: ca.Function) -> bool:
-    """Whether products with directions, using a tape, cost clearly less than the sparse Jacobian and its products."""
+    """Whether products with directions, using a tape, cost clearly less than the sparse Jacobian and its products.
+
+    A direction is that of one parameter: of F_p it meets one column, of F_x and F_m all.
+    """
     by_products = operations(taped["tape"]) + VECTORS * operations(taped["tangent"])
-    return by_products <= MAX_PRODUCT_COST_RATIO * (operations(linearised) + VECTORS * PER_ENTRY * _entries(linearised))
+    by_p = linearised.nnz_out(3) + linearised.nnz_out(6)
+    met = _entries(linearised) - by_p + by_p / max(linearised.size1_in(3), 1)
+    return by_products <= MAX_PRODUCT_COST_RATIO * (operations(linearised) + VECTORS * PER_ENTRY * met)
 
 
 def _entries(linearised: ca.Function) -> int:

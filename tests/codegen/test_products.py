@@ -157,6 +157,16 @@ def test_jacobians_stay_where_they_cost_less() -> None:
     assert "products" not in small.describe()
 
 
+def test_a_sum_of_many_parameters_is_no_full_row() -> None:
+    """A direction meets one of its derivatives; products with directions would add all parameters for each."""
+    m = dh.HybridModel("many parameters")
+    a, x, v = m.parameter("a", np.ones(1000)), m.differential("x"), m.differential("v")
+    run = m.mode("run", ode={x: v, v: -ca.sum1(a) / 1000 * (1 + x)})
+    m.initial(run, {x: 1.0, v: 0.0})
+    m.functional("G", integrand=x**2)
+    assert "linearised" in m.build().modes[0].equations.compiled
+
+
 def test_the_choice_is_shown(system: dh.HybridSystem) -> None:
     e = system.modes[0].equations
     said = system.describe()
