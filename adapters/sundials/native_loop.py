@@ -162,6 +162,7 @@ class NativeLoop:
         m.t_end = m.t1 = context.span[1]
         m.t_stop = context.t_stop
         m.slack, m.rtol, m.reversed = context.slack, options.rtol, options.simultaneous == "reversed"
+        m.max_fired = options.max_transitions_per_instant
         self.rest()
         self._make_room(0)
 

@@ -106,6 +106,7 @@ class EventLogic:
     counts: dict[int, int] = field(default_factory=dict)  # elapsed periods, by periodic transition
     last_ticks: dict[int, int] = field(default_factory=dict)  # the period in which each fired last
     clock_ticks: dict[str, int] = field(default_factory=dict)  # ticks by clock whose mode has been left since
+    fired_once: set[int] = field(default_factory=set)  # transitions at a given time that have fired
     past_on_entry: set[tuple[str, str]] = field(default_factory=set)
     accumulation: float | None = None  # limit of accumulating events, once detected
 
@@ -382,7 +383,7 @@ class EventLogic:
             self.counts[index] = count
             yield time, transition, count
         for time, transition in self.schedule.once(mode, t - self._instant(t), last):
-            if transition.index not in self.chain:
+            if transition.index not in self.fired_once:
                 last = time + self._instant(time) if last == np.inf else last
                 if time > last:
                     return
@@ -398,6 +399,8 @@ class EventLogic:
         self.chain.append(transition.index)
         if transition.trigger.is_periodic:
             self.last_ticks[transition.index] = self.counts[transition.index]
+        elif transition.trigger.is_timed:
+            self.fired_once.add(transition.index)
         if transition.target == transition.source:
             self.fired_here[transition.index] = abs(guard) if math.isfinite(guard) else 0.0
             self.due_sides.pop(transition.index, None)
@@ -512,6 +515,8 @@ class EventLogic:
                 self.last_ticks[index] = count
                 if transition.target != transition.source:
                     self.clock_ticks[transition.clock] = count
+            elif transition.trigger.is_timed:
+                self.fired_once.add(index)
 
     def notes(self) -> tuple[str, ...]:
         """Return the notes for `diagnostics`."""

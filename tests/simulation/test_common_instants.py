@@ -150,3 +150,18 @@ def test_periods_that_move_apart_are_one_sided() -> None:
     for native in (True, False):
         with pytest.warns(dh.DerivativeWarning, match="due at one instant"):
             dh.adjoint_gradient(m.build(), (0, 0.25), functional="G", native_events=native, **OPTIONS)
+
+
+def test_the_limit_of_transitions_per_instant_holds_in_compiled_code() -> None:
+    m = dh.HybridModel("many doses")
+    x = m.differential("x")
+    go = m.mode("go", ode={x: -x})
+    m.initial(go, {x: 1.0})
+    for i in range(5):
+        m.transition(go, go, at=1.0, reset={x: x + 0.1}, name=f"dose {i}")
+    system = m.build()
+    assert dh.simulate(system, (0, 2), **OPTIONS).event_table.order.tolist() == [0, 1, 2, 3, 4]
+    for native in (True, False):
+        with pytest.raises(dh.ChatteringError, match="More than 4 transitions") as caught:
+            dh.simulate(system, (0, 2), max_transitions_per_instant=4, native_events=native, **OPTIONS)
+        assert len(caught.value.trajectory.events) == 4

@@ -380,8 +380,9 @@ typedef struct {
   integer exit;                              /* the link in progress, or the last one */
   integer at, n_memory, n_parameters, n_functionals, n_integrals, n_directions, n_entries, certify;
   integer charges, n_unknowns;               /* whether any event has costs; largest number of unknowns besides z */
-  integer reversed, later, placed;           /* whether simultaneous transitions fire last first; whether others of the instant
-                                                precede the one in progress; whether a segment is to begin */
+  integer reversed, later, placed;           /* whether simultaneous transitions fire last first; whether something else of the
+                                                instant precedes; whether a segment is to begin */
+  integer fired, max_fired;                  /* number of transitions at the instant, and its limit */
   integer capacity, room, used, n_events, n_passed, n_segments, max_events, budget, steps, failures, newton_failures, row, path_row, n_times;
   double kept, bound;                        /* numbers stored for paths, and for rows if they count; above the bound, */
   integer counts_rows, counts_records, last; /* which may include records, or after the last record it is COMPLETE */

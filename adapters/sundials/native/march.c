@@ -315,6 +315,7 @@ static int fire(march *m) {
   const link *l = &from->links[m->exit];
   const int timed = l->clock >= 0;
   if (!l->cross || m->n_events - m->n_passed >= m->max_events || !(timed || crosses(m, r, l))) return 0;
+  if (m->fired >= m->max_fired) return 0;
   const integer own = timed ? -1 : l->index;
   const double value = timed ? 0 : r->guard_values[own], rate = timed ? 1 : r->guard_values[c->n_guards + own];
   const double since = m->n_times ? m->recent[0] : m->t0;
@@ -358,6 +359,7 @@ static int fire(march *m) {
   m->offsets[m->n_events++] = m->used;
   m->n_segments += !m->later;
   m->used += l->width;
+  m->fired++;
   if (timed) m->schedule[m->at].next++;
   return 1;
 }
@@ -621,7 +623,7 @@ int dh_march(march *m) {
       else return status;
     }
     const link *l = &m->stations[m->at].links[m->exit];
-    if (!m->resumed) m->later = 0;
+    if (!m->resumed) m->later = m->fired = 0;
     m->resumed = 0;
     if (!(l->measures ? measure(m) : l->turns ? turn(m) : fire(m))) return l->clock < 0 && !stays(l) ? FOUND_ROOT : REACHED_STOP;
     const integer clock = l->target == m->at ? -1 : l->clock;
