@@ -87,6 +87,7 @@ class NativeLoop:
         self._solving = np.zeros(solved * (10 + 6 * solved))
         self._slopes = np.zeros(unknowns * width)
         self._gained, self._sampled = np.zeros((2, 1 + n_directions, first.functionals.size))
+        self._ticked = np.zeros(first.n_parameters)
         self._measured: Any = None
         self._records, self._offsets, self._given_away = np.zeros(256), np.zeros(16, dtype=np.int64), False
         self.struct = MarchStruct(
@@ -96,6 +97,7 @@ class NativeLoop:
             solving=self._solving.ctypes.data, slopes=self._slopes.ctypes.data, n_unknowns=graph.n_unknowns,
             gained=self._gained.ctypes.data, gained_directions=self._gained[1:].ctypes.data,
             taken=self._sampled.ctypes.data, taken_directions=self._sampled[1:].ctypes.data,
+            ticked=self._ticked.ctypes.data,
             bands=self._bands.ctypes.data, entered=self._entered.ctypes.data, schedule=ctypes.addressof(self._schedule),
             n_memory=first.n_memory, n_parameters=first.n_parameters, n_functionals=first.functionals.size,
             n_integrals=self.n_integrals, n_directions=n_directions, charges=graph.charges,

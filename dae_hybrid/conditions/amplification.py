@@ -53,7 +53,7 @@ def lost_digits(
     rtol = trajectory.options.rtol
     grown, remedy = f"derivatives are {largest:.1e} times as large as the functional", TIGHTER + CHAOS
     if not largest > LARGE_CHANGE:
-        passage, rounding = fastest_passage(trajectory, DIGITS_LOST / rtol, sampled=sampled)
+        passage, rounding = fastest_passage(trajectory, sampled=sampled)
         if not max(rtol, rounding) * passage > DIGITS_LOST:
             said = f"a parameter that doubles changes no functional by more than {LARGE_CHANGE:g} times it"
             return [], Check(CHECK, True, said)

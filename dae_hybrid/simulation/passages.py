@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dae_hybrid.method import DENSE_COLUMNS
 from dae_hybrid.numerics.arrays import Array
@@ -19,38 +20,58 @@ from dae_hybrid.port.segment_rules import DIGITS_LOST, fewest_steps
 from dae_hybrid.trajectory.trajectory import Segment, Trajectory
 
 
-def fastest_passage(trajectory: Trajectory, least: float, *, sampled: bool) -> tuple[float, float]:
+def fastest_passage(trajectory: Trajectory, *, sampled: bool = False) -> tuple[float, float]:
     """Return the largest factor by which a segment is faster inside than before and after.
 
     The second value is the relative change of the state there during a rounding error of time, summed over the steps.
     It bounds the accuracy of a fast passage late in a run, whatever the tolerance.
 
-    Segments with too few steps for a factor of `least` are skipped. `sampled` says that outputs are at requested times
-    instead of at the steps.
+    Segments that cannot lose digits are skipped. `sampled` says that outputs are at requested times instead of at the
+    steps.
     """
-    fewest = fewest_steps(least)
-    found = 1.0, 0.0
+    rtol, found = trajectory.options.rtol, (1.0, 0.0)
+    fewest = fewest_steps(DIGITS_LOST / rtol)
     if trajectory.statistics["steps"] < fewest:
         return found
     for item in trajectory.parts.given:
         if isinstance(item, RecordTable):
-            found = max(found, item.passage or table_passage(item, fewest, sampled=sampled))
+            found = max(found, item.passage or table_passage(item, rtol, sampled=sampled))
         elif isinstance(item, Segment):
             t, y = _segment_points(item, sampled=sampled)
             found = max(found, _segment_passage(t, y) if len(t) >= fewest else found)
     return found
 
 
-def table_passage(table: RecordTable, fewest: int, *, sampled: bool) -> tuple[float, float]:
-    """Return the fastest passage of a record table, over its segments of at least `fewest` steps."""
-    return max(
-        (_segment_passage(*points) for points in _table_points(table, fewest, sampled=sampled)), default=(1.0, 0.0)
-    )
+def table_passage(table: RecordTable, rtol: float, *, sampled: bool = False) -> tuple[float, float]:
+    """Return the fastest passage of a record table, over the segments that may lose digits."""
+    found = 1.0, 0.0
+    for t, y, lengths in _table_points(table, fewest_steps(DIGITS_LOST / rtol), sampled=sampled):
+        ends = np.cumsum(lengths)
+        for i in np.flatnonzero(_may_lose_digits(t, y, lengths, rtol)).tolist():
+            own = slice(ends[i] - lengths[i], ends[i])
+            found = max(found, _segment_passage(t[own], y[own]))
+    return found
 
 
-def path_passage(table: RecordTable, rtol: float) -> tuple[float, float]:
-    """Return the fastest passage of a record table over its steps, with the threshold of `lost_digits`."""
-    return table_passage(table, fewest_steps(DIGITS_LOST / rtol), sampled=False)
+def _may_lose_digits(t: Array, y: Array, lengths: NDArray[np.int64], rtol: float) -> NDArray[np.bool_]:
+    """Return whether the ratio of the largest to the smallest speed allows a passage that loses digits, by segment.
+
+    The points are those of successive segments with these numbers of points.
+    """
+    if not y.size:
+        return np.zeros(lengths.size, bool)
+    ends = np.cumsum(lengths)
+    begins, segment = ends - lengths, np.repeat(np.arange(lengths.size), lengths)
+    size = np.maximum.reduceat(np.abs(y), begins)
+    dt, least = np.diff(t), t[ends - 1] - t[begins]
+    moves = (dt > 0) & (segment[1:] == segment[:-1])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        speed = (np.abs(np.diff(y, axis=0)) / np.where(size > 0, size, 1.0)[segment[1:]]).max(axis=1) / dt
+        speed = np.maximum(np.where(np.isfinite(speed), speed, 0.0), (1.0 / least)[segment[1:]])
+        fastest = np.maximum.reduceat(np.where(moves, speed, 0.0), begins)
+        ratio = fastest / np.minimum.reduceat(np.where(moves, speed, np.inf), begins)
+    rounding = np.spacing(np.maximum(np.abs(t[begins]), np.abs(t[ends - 1]))) * fastest * lengths
+    return np.asarray(np.maximum(rtol, rounding) * ratio > DIGITS_LOST)
 
 
 def _segment_passage(t: Array, y: Array) -> tuple[float, float]:
@@ -80,8 +101,13 @@ def _segment_points(segment: Segment, *, sampled: bool) -> tuple[Array, Array]:
     return rows[:, 0], rows[:, first : first + ny]
 
 
-def _table_points(table: RecordTable, fewest: int, *, sampled: bool) -> Iterator[tuple[Array, Array]]:
-    """Yield the same for the segments of a record table; none for outputs at requested times without a path."""
+def _table_points(
+    table: RecordTable, fewest: int, *, sampled: bool
+) -> Iterator[tuple[Array, Array, NDArray[np.int64]]]:
+    """Yield the same for the segments of a record table by mode, with the numbers of their points.
+
+    Segments of fewer than `fewest` points are left out, and outputs at requested times.
+    """
     modes = table.column("mode").astype(int)
     for mode in np.unique(modes).tolist():
         rows, first, mine = table.paths.get(mode), 1, modes == mode
@@ -92,11 +118,11 @@ def _table_points(table: RecordTable, fewest: int, *, sampled: bool) -> Iterator
         elif sampled:
             continue
         else:
-            rows, begins, ends = (
-                table.rows[mode],
-                *(table.column(name)[mine].astype(int) for name in ("row", "row_end")),
-            )
-        ny = table.graph.equations[mode].n_differential
-        for i in np.flatnonzero(ends - begins >= fewest).tolist():
-            points = rows[begins[i] : ends[i]]
-            yield points[:, 0], points[:, first : first + ny]
+            rows = table.rows[mode]
+            begins, ends = (table.column(name)[mine].astype(int) for name in ("row", "row_end"))
+        chosen = ends - begins >= fewest
+        if chosen.any():
+            begins, lengths = begins[chosen], (ends - begins)[chosen]
+            own = np.repeat(begins - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
+            ny = table.graph.equations[mode].n_differential
+            yield rows[own, 0], rows[own, first : first + ny], lengths

@@ -13,7 +13,7 @@ from dae_hybrid.port.native_plan import MemoryBound
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.records import EventRecord, KnotRecord
 from dae_hybrid.simulation.checkpoints import Checkpoint, Ledger
-from dae_hybrid.simulation.passages import path_passage
+from dae_hybrid.simulation.passages import table_passage
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.trajectory.trajectory import Part, Segment
 
@@ -27,7 +27,7 @@ class Recording:
     def __init__(self, system: HybridSystem, t_eval: Array | None, bound: MemoryBound, rtol: float) -> None:
         self.system, self.t_eval = system, t_eval
         self.parts: list[Part | RecordTable] = []
-        self.ledger = Ledger(bound, lambda table: path_passage(table, rtol=rtol))
+        self.ledger = Ledger(bound, lambda table: table_passage(table, rtol))
         self.n_outputs = 0
         self._dropped = Counter[str]()  # numbers of the parts that were dropped
 

@@ -113,7 +113,7 @@ def test_a_passage_that_spoils_nothing(call, unit):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = gradient(call, m.build(), 2 / 3 + 2e-5, rtol=1e-6, atol=1e-9 * unit)
-    assert fastest_passage(found.trajectory, 1e4, sampled=False)[0] > 1e4
+    assert fastest_passage(found.trajectory)[0] > 1e4
     check = found.diagnostics.check(GROWTH)
     assert check.passed
     assert check.detail.startswith("at 2 times the tolerance")

@@ -16,6 +16,7 @@ FORMS = (
     "two clocks",
     "rounded clocks",
     "three clocks",
+    "moving clocks",
     "measured",
     "measured rounded",
     "knots",
@@ -33,7 +34,11 @@ def sampled(form: str) -> dh.HybridSystem:
     f = m.signal("f", KNOTS, np.cos(KNOTS), kind="previous") if form == "knots" else 0.0
     go = m.mode("go", ode={x: -k * x + u + f, u: 0 * x, v: x})
     m.initial(go, {x: 1.0, u: 0.1, v: 0.0})
-    m.transition(go, go, every=0.1, reset={u: a * (1 - x)}, name="inner")
+    period = a / 4 if form == "moving clocks" else 0.1
+    m.transition(go, go, every=period, reset={u: a * (1 - x)}, name="inner")
+    if form == "moving clocks":
+        m.transition(go, go, every=2 * period, reset={u: 0.5 * u, v: 0.5 * v + u}, name="outer")
+        m.transition(go, go, at=5 * period, reset={v: v + k * u}, name="dose")
     if form in ("two clocks", "costs", "guard"):
         m.transition(go, go, every=0.2, reset={u: 0.5 * u, v: 0.5 * v + u}, name="outer")
     if form == "rounded clocks":
@@ -49,7 +54,7 @@ def sampled(form: str) -> dh.HybridSystem:
         m.transition(go, go, guard=v - 0.3, direction="rising", reset={x: 0.5 * x}, on_entry="fire", name="cross")
     every = np.round(KNOTS[1:-1], 10) if "rounded" in form else KNOTS[1:-1]
     parts: dict[str, Any] = {"terminal": x * x + v * v, "integrand": u * u}
-    if form not in ("two clocks", "guard"):
+    if form not in ("two clocks", "moving clocks", "guard"):
         parts["at_times"] = {float(t): (x + u - 0.3) ** 2 for t in every}
     if form == "costs":
         parts["at_events"] = {"outer": x * u + a}

@@ -89,6 +89,12 @@ static const link *link_of(const march *m, integer i) {
   return &m->stations[(integer)record[MODE_AT]].links[(integer)record[GUARD_AT]];
 }
 
+/* Whether the order of two events close to each other is given: neither moves with the parameters, or both are ticks of one
+ * clock, or transitions at one time, which `moves_along` has compared. */
+static int is_given(const link *one, const link *two, int at_once) {
+  return (one->fixed && two->fixed) || (one->clock >= 0 && two->clock >= 0 && (at_once || one->clock == two->clock));
+}
+
 /* Whether an event, or the end if there is none, is close to another due time in a mode; coincident due times
  * are part of the event. Measurements may be close to events. Given times do not move against each other. */
 static int is_beside_alarm(const march *m, integer mode, double t, double near, const link *event) {
@@ -101,7 +107,7 @@ static int is_beside_alarm(const march *m, integer mode, double t, double near, 
   }
   for (; low < own->n && own->times[low] <= t + near; low++) {
     const link *other = &m->stations[mode].links[own->links[low]];
-    if (other->fixed && (!event || event->fixed)) continue;
+    if (event ? is_given(event, other, own->times[low] == t) : other->fixed) continue;
     if (stays(other) ? event != 0 : own->times[low] != t) return 1;
   }
   return 0;
@@ -115,16 +121,16 @@ static int stands_apart(const batch *b) {
   const station *last = v->stations + m->at;
   const double *h = v->end + 2 * last->n_x, *rate = h + last->n_guards, *size = rate + last->n_guards, t = m->stations[m->at].run->t;
   double before = -HUGE_VAL, near_before = 0;
-  int was_fixed = 1;
+  const link *earlier = 0;
   for (integer i = 0; i < m->n_events; i++) {
     const double own = m->records[m->offsets[i]], near = WIDEST * m->rtol * elapsed(m, own);
     const link *l = link_of(m, i);
     if (stays(l)) continue;
-    if (!(was_fixed && l->fixed) && !(own - before > fmax(near, near_before))) return 0;
+    if (earlier && !is_given(earlier, l, own == before) && !(own - before > fmax(near, near_before))) return 0;
     if (!l->fixed && !(m->t_end - own > near)) return 0;
     for (integer k = 0; k < v->n_modes; k++)
       if (is_beside_alarm(m, k, own, near, l)) return 0;
-    before = own, near_before = near, was_fixed = l->fixed;
+    before = own, near_before = near, earlier = l;
   }
   if (is_beside_alarm(m, m->at, t, WIDEST * m->rtol * elapsed(m, t), 0)) return 0;
   for (integer j = 0; j < last->n_guards; j++)

@@ -365,6 +365,7 @@ typedef struct {
   const measuring *measured;                 /* null if measurements are left to Python; */
   casadi_function moves;                     /* null if their times are fixed, else the derivatives of these by p: */
   double *moved;                             /* n_parameters per measurement */
+  double *ticked;                            /* derivatives of the time of the latest time event by p */
   double *taken, *taken_directions;          /* sums over all measurements, and their derivatives */
   const double *parameters, *directions;
   double *rest;                              /* see departure.c */

@@ -57,19 +57,15 @@ static integer lay_out(const march *m, const station *from, const station *to, d
 
 static int stays(const link *l) { return l->measures || l->turns; }
 
-/* Whether two due times are given: neither moves with the parameters. */
-static int fixed_times(const march *m, const link *own, const link *other) {
-  return !m->certify || (own->fixed && other->fixed);
-}
-
-/* Whether something else that is due `after` a time event, a measurement or a knot can be carried out natively: it is due
- * at the same time, as the next one of the instant, or clearly later. */
+/* Whether something else that is due `after` a time event, a measurement or a knot can be carried out natively: as the next
+ * one of the instant, or later in any case. Of two transitions at one time `moves_along` compares the derivatives. */
 static int follows(const march *m, const link *own, const link *other, double after, double instant) {
+  const int given = !m->certify || (own->fixed && other->fixed), ticks = own->clock >= 0 && other->clock >= 0;
   if (own->clock < 0 && !stays(own)) return 0;
-  if (after > instant) return (stays(own) && stays(other)) || fixed_times(m, own, other);
+  if (after > instant) return given || (stays(own) && stays(other)) || (ticks && own->clock == other->clock);
   if (after != 0) return 0;
   if (stays(own) && other->measures) return 1;
-  if (other->turns || !fixed_times(m, own, other)) return 0;
+  if (other->turns || !(given || ticks)) return 0;
   return stays(own) || other->measures || (own->target == m->at && !m->reversed);
 }
 
@@ -165,6 +161,17 @@ static int enter(march *m, const station *from, const station *to, integer index
   return 1;
 }
 
+/* Whether a time event moves with the parameters like the one before it at the instant, if any; `h` are the derivatives of
+ * its guard. */
+static int moves_along(march *m, const double *h, double rate) {
+  for (integer j = 0; j < m->n_parameters; j++) {
+    const double own = -h[j] / rate, other = m->ticked[j];
+    if (m->fired && !(fabs(own - other) <= SAME_INSTANT * fabs(other))) return 0;
+    m->ticked[j] = own;
+  }
+  return 1;
+}
+
 /* Derivatives across the event, SR eq. 6 and 28; returns whether they exist. `clean` is set if the
  * crossing is deep enough for the accuracy of the run, so that they are reliable. */
 static int differentiate(march *m, const station *from, const station *to, const link *l, double t, const event *e,
@@ -178,6 +185,7 @@ static int differentiate(march *m, const station *from, const station *to, const
   for (integer j = 0; j < nf; j++) rate += h[j] * flow[j];
   if (rate == 0 || fabs(rate) <= GRAZING * m->ranges[l->transition] / duration(m, t)) return 0;
   if (!keeps_constraints(m, from, l, e, &found, rate)) return 0;
+  if (l->clock >= 0 && !moves_along(m, h + nf, rate)) return 0;
   land_directions(m, from, &found, e);
   *clean = 1;
   double apart = BESIDE * m->rtol * elapsed(m, t); /* distance in time from other guards */
