@@ -84,7 +84,7 @@ class TangentTrace(TangentState):
         """See `TangentState`."""
         earlier = self.costs
         super().on_native_events(table)
-        measured, taken = iter([*self.measurement_gains, (np.inf, earlier)]), np.zeros_like(earlier)
+        measured, taken = iter([*self.measurement_gains(table), (np.inf, earlier)]), np.zeros_like(earlier)
         time, gained = next(measured)
         orders = table.orders[table.is_event].tolist()
         for (event, _), order in zip(table.events(), orders, strict=True):

@@ -47,10 +47,10 @@ class TangentState:
         """Reset to the state before a run."""
         count = self.directions.shape[1]
         self.state = np.zeros((0, count))
-        self.costs = np.zeros((count, self.system.functionals.size))
-        self._native_gains: Array | float = 0.0  # derivatives of costs at native events since the last segment
-        self.measurement_gains: list[tuple[float, Array]] = []  # times and derivatives of measurements among them
-        self._at_measurements: list[Array] = []
+        self._gains: list[RecordTable | Array] = []  # contributions that are added to the costs on access
+        self._native_gains: list[RecordTable | Array] = []  # those since the last segment, which follow with the next
+        self._costs: Array = np.zeros((count, self.system.functionals.size))
+        self._at_measurements: list[RecordTable | Array] = []  # dw
         self.initial_gains: Array | float = 0.0  # derivatives of measurements at the start of a native run
         self._at_knots: list[RecordTable | tuple[Array, Array]] = []  # dw before and after every knot
         self._native_run: tuple[RunStart, NativeRun] | None = None  # a native run, evaluated on access
@@ -71,6 +71,18 @@ class TangentState:
         self.__dict__.update(other.__dict__)
 
     @property
+    def costs(self) -> Array:
+        """Derivatives of the functionals so far, (d, k)."""
+        gains, self._gains = self._gains, []
+        for item in gains:
+            self._costs = self._costs + (self._gained(item) if isinstance(item, RecordTable) else item)
+        return self._costs
+
+    @costs.setter
+    def costs(self, value: Array) -> None:
+        self._costs, self._gains = value, []
+
+    @property
     def count(self) -> int:
         """Number of directions."""
         return int(self.directions.shape[1])
@@ -79,13 +91,13 @@ class TangentState:
         """Set the initial derivatives (SR eq. 2, differentiated)."""
         self.state, self._mode = np.asarray(start.derivatives @ self.directions), start.mode
 
-    def _by_u(self, mode: ModeSystem, t: float, x: Array, m: Array) -> Array:
-        """Return the derivatives of u = (x, m, p, t) along the directions at fixed t, shape (n_u, d)."""
+    def _by_u(self, mode: ModeSystem, t: float, x: Array, m: Array, state: Array) -> Array:
+        """Return the derivatives of u = (x, m, p, t) along the directions at fixed t, (n_u, d), from dw."""
         if not mode.algebraic.size:
-            found, n_w = np.zeros((len(self.state) + len(self.directions) + 1, self.count)), len(self.state)
-            found[:n_w], found[n_w:-1] = self.state, self.directions
+            found, n_w = np.zeros((len(state) + len(self.directions) + 1, self.count)), len(state)
+            found[:n_w], found[n_w:-1] = state, self.directions
             return found
-        return np.asarray(chain(mode, t, x, m, self.p)[:, :-1] @ np.vstack((self.state, self.directions)))
+        return np.asarray(chain(mode, t, x, m, self.p)[:, :-1] @ np.vstack((state, self.directions)))
 
     def segment_fields(self, mode: ModeSystem, t: float, x: Array, m: Array) -> TaskSensitivities:
         """Return the initial sensitivities of a segment."""
@@ -95,7 +107,7 @@ class TangentState:
         if n == ny:
             sensitivities, rates = self.state[:ny].T, None
             return self._fields(sensitivities, rates, ny)
-        du = self._by_u(mode, t, x, m)
+        du = self._by_u(mode, t, x, m, self.state)
         rates = np.zeros((self.count, n))
         rates[:, :ny] = (mode.kernels["flow_by_u"](t, x, m, self.p)[0][:ny] @ du).T
         return self._fields(du[:n].T, rates, ny)
@@ -118,7 +130,8 @@ class TangentState:
         if self._mode.invariants:
             direction, by_wp = self._mode.onto_constraints(outcome.t, x, m, self.p)
             self.state = self.state - direction @ (by_wp @ np.vstack((self.state, self.directions)))
-        self.costs, self._native_gains = outcome.integral_sensitivities + self._native_gains, 0.0
+        self.costs = outcome.integral_sensitivities
+        self.on_native_pause()
         n = outcome.x.size
         return {
             "sensitivity_rows": outcome.rows[:, 1 + n :].reshape(len(outcome.rows), self.count, n),
@@ -140,10 +153,8 @@ class TangentState:
         """Take over the derivatives that the native loop propagated across its events."""
         self._at_events.append(table)
         self._at_knots.append(table)
-        self.measurement_gains = self._native_measurements(table)
-        self._native_gains = (
-            self.initial_gains + table.gained_directions + sum(gained for _, gained in self.measurement_gains)
-        )
+        self._at_measurements.append(table)
+        self._native_gains.append(table)
         event, mode = table.last
         self.state, self._mode = table.state_derivatives(event["after"], mode), self.system.modes[mode]
         self._tau = event["tau"]
@@ -152,18 +163,21 @@ class TangentState:
 
     def on_native_pause(self) -> None:
         """Add the contributions of native events, which otherwise follow with the next segment."""
-        self.costs, self._native_gains = self.costs + self._native_gains, 0.0
+        self._gains += self._native_gains
+        self._native_gains = []
 
-    def _native_measurements(self, table: RecordTable) -> list[tuple[float, Array]]:
-        """Return times and contributions (d, n_functionals) of the measurements in a record table."""
-        found, records = [], table.measurements(self.system)
+    def _gained(self, table: RecordTable) -> Array:
+        """Return the contributions of the events and measurements in a record table, (d, k)."""
+        return np.asarray(table.gained_directions + sum(gained for _, gained in self.measurement_gains(table)))
+
+    def measurement_gains(self, table: RecordTable) -> list[tuple[float, Array]]:
+        """Return times and contributions (d, k) of the measurements in a record table."""
+        records = table.measurements(self.system)
         values = measured(self.system.measurements, records, self.p)
-        for record, state, (_, by_u) in zip(records, table.measured_derivatives(), values, strict=True):
-            self.state, gained = state, np.zeros_like(self.costs)
-            gained[:, self.system.measurements[record.index].components] = self._measurement_tangent(record, by_u).T
-            self._at_measurements.append(self.state)
-            found.append((record.time, gained))
-        return found
+        return [
+            (record.time, self._measurement_gain(record, state, by_u))
+            for record, state, (_, by_u) in zip(records, table.measured_derivatives(), values, strict=True)
+        ]
 
     def on_native_run(self, start: RunStart, run: NativeRun) -> Callable[[], SegmentSensitivities]:
         """Take over a native run; it is evaluated on access."""
@@ -183,7 +197,7 @@ class TangentState:
         self.on_start(start)
         for record in at_start:
             self.on_measurement(record)
-        self.initial_gains = self._native_gains = self.costs
+        self.initial_gains, self._native_gains = self.costs, [self.costs]
         if table is not None:
             self.on_native_events(table)
         found = self.on_segment(outcome, run.end.x, run.end.m)
@@ -213,7 +227,10 @@ class TangentState:
     def measured_tangents(self) -> list[Array]:
         """dw at every measurement."""
         _ = self._final_fields
-        return self._at_measurements
+        found: list[Array] = []
+        for item in self._at_measurements:
+            found += item.measured_derivatives() if isinstance(item, RecordTable) else [item]
+        return found
 
     @property
     def knot_sides(self) -> list[tuple[Array, Array]]:
@@ -232,21 +249,20 @@ class TangentState:
 
     def on_measurement(self, record: MeasurementRecord) -> None:
         """Add the contribution of a measurement."""
-        self.costs = self.costs.copy()
-        measurement = self.system.measurements[record.index]
-        self.costs[:, measurement.components] += self._measurement_tangent(
-            record, measurement.value(record, self.p)[1]
-        ).T
+        by_u = self.system.measurements[record.index].value(record, self.p)[1]
+        self._gains.append(self._measurement_gain(record, self.state, by_u))
         self._at_measurements.append(self.state)
 
-    def _measurement_tangent(self, record: MeasurementRecord, by_u: Array) -> Array:
-        """Return the derivatives of a measurement, (k, d), from those by u = (x, m, p, t)."""
+    def _measurement_gain(self, record: MeasurementRecord, state: Array, by_u: Array) -> Array:
+        """Return the contribution of a measurement, (d, k), from dw and its derivatives by u = (x, m, p, t)."""
         measurement, mode = self.system.measurements[record.index], record.mode
         refuse_not_finite(f"functional '{measurement.functional}'", (by_u,), mode=mode.name, time=record.time)
-        gained = by_u @ self._by_u(mode, record.time, record.x, record.memory)
+        found = np.zeros((self.count, self.system.functionals.size))
+        own = by_u @ self._by_u(mode, record.time, record.x, record.memory, state)
         if measurement.movable:
-            gained = gained + measurement.moved(by_u, record, self.p) @ self.directions
-        return np.asarray(gained)
+            own = own + measurement.moved(by_u, record, self.p) @ self.directions
+        found[:, measurement.components] = own.T
+        return found
 
     def gradient(self, trajectory: Trajectory) -> Array:
         """Return the derivatives of the functionals, shape (k, d)."""
@@ -260,7 +276,7 @@ class TangentState:
             refuse_not_finite(f"the terminal value of functional '{name}'", (rows,), mode=final.name, time=t)
         total = np.array(self.costs.T)
         if by_u.any():
-            total += by_u @ self._by_u(final, t, x, m)
+            total += by_u @ self._by_u(final, t, x, m, self.state)
             if trajectory.ended_by_event:
                 total += np.outer(by_u @ column(chain(final, t, x, m, self.p), -1), self.event_times[-1])
         if not np.all(np.isfinite(total)):
