@@ -100,8 +100,8 @@ def _everywhere(trajectory: Trajectory, directions: TangentState, at_times: bool
     def largest(mode: int, states: Array, sensitivities: Array) -> tuple[float, Array]:
         own = modes[mode]
         ny, absolute = own.differential.size, options.absolute(own.differential)
-        by_direction = np.abs(sensitivities[:, :, :ny] / absolute).max(axis=(0, 2), initial=0.0)
-        return float(np.abs(states[:, :ny] / absolute).max(initial=0.0)), by_direction
+        by_direction = (np.abs(sensitivities).max(axis=0, initial=0.0)[:, :ny] / absolute).max(axis=1, initial=0.0)
+        return float((np.abs(states).max(axis=0, initial=0.0)[:ny] / absolute).max(initial=0.0)), by_direction
 
     for part in trajectory.parts.given:
         if isinstance(part, RecordTable):
