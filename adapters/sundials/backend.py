@@ -18,7 +18,7 @@ class SolverModel(Protocol):
     memory: Array
     memory_directions: Array
     zero_band: Array
-    departure: Array
+    leaving_sign: Array
     weights: Array
 
     @property

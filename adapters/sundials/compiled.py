@@ -80,7 +80,7 @@ class EquationCallbacks:
         self.memory_directions = np.zeros((n_directions, e.n_memory))
         none = np.zeros(0, dtype=np.int64)
         self._moved = _compressed(np.zeros(n_directions + 1, dtype=np.int64), none, np.zeros(0))
-        self.zero_band, self.departure = np.zeros(e.n_guards), np.zeros(e.n_guards)
+        self.zero_band, self.leaving_sign = np.zeros(e.n_guards), np.zeros(e.n_guards)
         self.wrt = np.array(wrt, dtype=np.int64)
         self.weights, self._integrands = np.zeros(len(wrt) + e.n_memory), np.zeros(len(wrt) + e.n_memory)
         self._scratch = [np.zeros(e.n), np.zeros(e.n_parameters), np.zeros(4 * e.n), np.zeros(2 * e.n)]
@@ -123,7 +123,7 @@ class EquationCallbacks:
             **{name: array.ctypes.data for name, array in self._products.items()},
             n_poles=e.n_singularities, n_off=n_off, off=off.ctypes.data, guard_weights=weights.ctypes.data,
             settled=self._scratch[3].ctypes.data,
-            zero_band=self.zero_band.ctypes.data, departure=self.departure.ctypes.data,
+            zero_band=self.zero_band.ctypes.data, leaving_sign=self.leaving_sign.ctypes.data,
             latest=self._latest.ctypes.data, point=self._scratch[0].ctypes.data,
             parameter_gradient=self._scratch[1].ctypes.data, interpolated=self._scratch[2].ctypes.data,
         )  # fmt: skip
@@ -235,7 +235,7 @@ class EquationCallbacks:
             self.together.system.raise_pending()
         if self.context.raised:
             error: BaseException = ctypes.cast(self.context.raised, ctypes.py_object).value
-            ctypes.pythonapi.Py_DecRef(ctypes.py_object(error))  # the reference held by driver.c
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(error))  # the reference held by steps.c
             self.context.raised = None
             raise error
 
@@ -461,7 +461,7 @@ class ForwardLoop(_Loop):
 
 
 class BackwardLoop(_Loop):
-    """The compiled loop of an adjoint on one solver memory; see `dh_back` in driver.c."""
+    """The compiled loop of an adjoint on one solver memory; see `dh_back` in steps.c."""
 
     run: BackwardRun
 

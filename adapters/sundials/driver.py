@@ -1,4 +1,4 @@
-"""Load the compiled driver (`native/driver.c` and its parts) and provide addresses of functions to it."""
+"""Load the compiled driver (`native/steps.c` and its parts) and provide addresses of functions to it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dae_hybrid.codegen.compiler import compile_source
 from .header import CONSTANTS, STRUCTS, source
 from .library import load
 
-PAUSED, ROWS_FULL, STALLED, LOST, NOT_PLAIN, FINISHED, COMPLETE, SINGULAR, STUCK, REACHED_STOP, FOUND_ROOT = (
+PAUSED, ROWS_FULL, STALLED, LOST, NOT_STARTED, FINISHED, COMPLETE, SINGULAR, STUCK, REACHED_STOP, FOUND_ROOT = (
     CONSTANTS[name] for name in (
-        "PAUSED", "ROWS_FULL", "STALLED", "LOST", "NOT_PLAIN", "FINISHED", "COMPLETE", "SINGULAR", "STUCK",
+        "PAUSED", "ROWS_FULL", "STALLED", "LOST", "NOT_STARTED", "FINISHED", "COMPLETE", "SINGULAR", "STUCK",
         "REACHED_STOP", "FOUND_ROOT",
     )
 )  # fmt: skip
@@ -54,7 +54,9 @@ def driver() -> ctypes.CDLL | None:
     for name in ("dh_begin", "dh_advance", "dh_stop"):
         function = getattr(library, name)
         function.argtypes, function.restype = [POINTER(Run)], c_int
-    library.dh_march.restype = library.dh_back_steps.restype = library.dh_sweep.restype = library.dh_run.restype = c_int
+    library.dh_run_events.restype = library.dh_back_steps.restype = library.dh_sweep.restype = (
+        library.dh_run.restype
+    ) = c_int
     for name in ("dh_begin_back", "dh_back"):
         function = getattr(library, name)
         function.argtypes, function.restype = [POINTER(BackwardRun)], c_int
@@ -63,7 +65,7 @@ def driver() -> ctypes.CDLL | None:
 
 @cache
 def api(family: str) -> Any:
-    """Addresses of the SUNDIALS functions called by driver.c."""
+    """Addresses of the SUNDIALS functions called by steps.c."""
     lib = load()
     own = {
         "IDA": {"get_current_sens": "IDAGetCurrentYSens", "get_sens_dky": "IDAGetSensDky"},
@@ -95,7 +97,7 @@ def api(family: str) -> Any:
 
 @cache
 def python_api() -> Any:
-    """Addresses of the Python functions called by driver.c."""
+    """Addresses of the Python functions called by steps.c."""
     names = {
         "acquire": "PyGILState_Ensure", "release": "PyGILState_Release", "check_signals": "PyErr_CheckSignals",
         "take_raised": "PyErr_GetRaisedException",

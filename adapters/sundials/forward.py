@@ -32,7 +32,7 @@ MAX_STEP_FAILURES = 20
 class Forward(SolverMemory):
     """Integration with guards, the functionals' integrals and, with `n_directions`, forward sensitivities.
 
-    The solver's state is (x, q) with q' = g, the integrands; see driver.h.
+    The solver's state is (x, q) with q' = g, the integrands; see declarations.h.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class Forward(SolverMemory):
         """Start the segment of a task."""
         n = task.equations.n
         self.model.memory[:] = task.memory
-        self.model.zero_band[:], self.model.departure[:] = task.zero_band, task.departure
+        self.model.zero_band[:], self.model.leaving_sign[:] = task.zero_band, task.leaving_sign
         self.x_data[:n], self.x_data[n : self.block] = task.x0, task.integrals[: self.block - n]
         if self.xdot_data is not None:
             self.xdot_data[:n] = task.xdot0

@@ -1,4 +1,4 @@
-"""Parse driver.h: its constants, and its structs as ctypes classes."""
+"""Parse declarations.h: its constants, and its structs as ctypes classes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from dae_hybrid.interface.native_constants import as_c
 
 #: parts of the C text, joined in this order
 PARTS = (
-    "driver.h", "model.c", "callbacks.c", "sparse.c", "linear.c", "staggered.c", "runge_kutta.c", "guards.c",
-    "driver.c", "crossing.c", "departure.c", "march.c", "sweep.c", "stiffness.c", "plain.c", "conditions.c", "batch.c",
+    "declarations.h", "model.c", "callbacks.c", "sparse.c", "linear.c", "staggered.c", "runge_kutta.c", "guards.c",
+    "steps.c", "arrival.c", "resting_guards.c", "event_loop.c", "sweep.c", "stiffness.c", "native_run.c",
+    "conditions.c", "batch.c",
 )  # fmt: skip
 #: scalar types; pointers and functions are addresses
 TYPES: Mapping[str, Any] = {"double": c_double, "integer": c_int64, "int": c_int, "long": c_long}
@@ -43,7 +44,7 @@ def _structs(text: str) -> dict[str, Any]:
     for body, name in re.findall(r"typedef struct(?: \w+)? \{([^}]*)\} (\w+);", text):
         fields = [field for line in body.split(";") if line.strip() for field in _fields(line, found)]
         found[name] = type(
-            name, (Structure,), {"_fields_": fields, "__slots__": (), "__doc__": f"`{name}` of driver.h."}
+            name, (Structure,), {"_fields_": fields, "__slots__": (), "__doc__": f"`{name}` of declarations.h."}
         )
     return found
 

@@ -1,4 +1,4 @@
-"""The driver without a compiler: the callbacks of `callbacks.c` and the step loop of `driver.c`, in Python.
+"""The driver without a compiler: the callbacks of `callbacks.c` and the step loop of `steps.c`, in Python.
 
 It gives the same results, more slowly. An exception in a callback must never cross a C frame: it is kept, SUNDIALS is
 told to stop, and the first exception is raised to the caller unchanged.
@@ -81,7 +81,7 @@ class EquationCallbacks(LinearCallbacks):
         self.parameters, self.memory = np.zeros(e.n_parameters), np.zeros(e.n_memory)
         self.parameter_directions = np.zeros((n_directions, e.n_parameters))
         self.memory_directions = np.zeros((n_directions, e.n_memory))
-        self.zero_band, self.departure = np.zeros(e.n_guards), np.zeros(e.n_guards)
+        self.zero_band, self.leaving_sign = np.zeros(e.n_guards), np.zeros(e.n_guards)
         self.root_calls, self._at_start = 0, np.ones(e.n_guards)
         self._returned: int | None = None
         self.wrt = list(wrt)
@@ -254,7 +254,7 @@ class EquationCallbacks(LinearCallbacks):
             self.calls["not_finite"] += 1
             raise _Fatal
         inside = (self.zero_band > 0) & (np.abs(values) <= self.zero_band)
-        back = (self.zero_band > 0) & ~inside & (values * self.departure < 0)
+        back = (self.zero_band > 0) & ~inside & (values * self.leaving_sign < 0)
         if back.any():  # within one step; `_look` decides
             self._returned = int(np.flatnonzero(back)[0])
         self.zero_band[~inside & ~back] = 0.0

@@ -1,4 +1,4 @@
-"""The step loop of `driver.c` in Python, for `interpreted`."""
+"""The step loop of `steps.c` in Python, for `interpreted`."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ class ForwardLoop:
         crossing = scan.first(start, end, e.resolution, self._pace) if self.t > begin else None
         if returned is not None and crossing is None:
             # it has left in its direction; its return does not concern its transition
-            if e.directions[returned] * self.model.departure[returned] <= 0:
+            if e.directions[returned] * self.model.leaving_sign[returned] <= 0:
                 raise unresolved_guard(returned, mode=e.name, time=self.t)
             self.model.zero_band[returned] = 0.0
         self._band = self.model.zero_band.copy()
@@ -325,7 +325,7 @@ class BackwardLoop:
         return self._start(ABSOLUTE)
 
     def _start(self, anchor: int) -> int:
-        """See `start_back` in driver.c."""
+        """See `start_back` in steps.c."""
         h, model = self.handles, self.model
         self.anchor, model.origin = anchor, (0.0, self.begun, self.t_stop)[anchor]
         model.earliest = self.t_stop
@@ -339,7 +339,7 @@ class BackwardLoop:
         return flag if flag < 0 else self._flag("SetStopTime", self.target)
 
     def _restart(self, anchor: int) -> int:
-        """See `restart_back` in driver.c."""
+        """See `restart_back` in steps.c."""
         h, model, e = self.handles, self.model, self.model.equations
         if not self.steps:
             model.vector(h["x"])[:] = self._start_values
@@ -353,7 +353,7 @@ class BackwardLoop:
         return self._start(anchor)
 
     def _longest_step(self, t: float) -> float:
-        """See `longest_step` in driver.c."""
+        """See `longest_step` in steps.c."""
         i, since = self.model.row(t)
         return float(min(self.longest[i], self.longest[i - 1] + since / 2) if i else self.longest[0])
 
@@ -362,7 +362,7 @@ class BackwardLoop:
         h, time, n, stuck = self.handles, c_double(), self.model.equations.n, 0
         last = self.steps + budget
         while self.steps < last:
-            ahead = c_double()  # see `dh_back` in driver.c
+            ahead = c_double()  # see `dh_back` in steps.c
             if self.steps:
                 self._call("GetCurrentStep", byref(ahead))
             most = min(self.max_step, self._longest_step(self.t))

@@ -1,4 +1,4 @@
-"""Adjoints of native runs: the structs of `plain.c` and their work arrays."""
+"""Adjoints of native runs: the structs of `native_run.c` and their work arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .native_loop import NativeLoop
 from .runge_kutta import ButcherTable
 from .sweep import DiscreteAdjoint, SweepStruct
 
-PlainAdjoint = STRUCTS["plain_adjoint"]
+NativeGradientStruct = STRUCTS["native_gradient"]
 
 
 def table_back(graph: TransitionGraph, options: Options) -> ButcherTable | None:
@@ -88,7 +88,7 @@ class NativeBackward:
             components=chosen, adjoint=self._adjoint.ctypes.data, totals=self._totals.ctypes.data,
             work=self._work[0].ctypes.data,
         )  # fmt: skip
-        self.struct = PlainAdjoint(
+        self.struct = NativeGradientStruct(
             back=ctypes.addressof(self.sweep), final=ctypes.addressof(self._final), slots=self._slots.ctypes.data,
             path_rows=self._path_rows.ctypes.data, extent=self._work[1].ctypes.data, costs=self._work[2].ctypes.data,
             n_modes=len(e), n_slots=len(slots), widest=self._widest, first=ends.mode,

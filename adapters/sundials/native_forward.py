@@ -1,4 +1,4 @@
-"""Native runs: the structs of `plain.c`, with their solver memories and tables."""
+"""Native runs: the structs of `native_run.c`, with their solver memories and tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dae_hybrid.port.record_table import EventFields, RecordTable
 from . import compiled
 from .choice import BOUND, reach_of
 from .compiled import WIDE
-from .driver import COUNTERS, FINISHED, NOT_PLAIN, ROWS_FULL, driver, loops, statistics_of
+from .driver import COUNTERS, FINISHED, NOT_STARTED, ROWS_FULL, driver, loops, statistics_of
 from .forward import Forward
 from .header import STRUCTS
 from .memory import taken
@@ -30,7 +30,7 @@ from .structure import structure_of
 
 #: with more modes, solver memories are created as modes are entered (measured: a millisecond each)
 MOST_MODES = 256
-NativeRunStruct = STRUCTS["plain"]
+NativeRunStruct = STRUCTS["native_run"]
 
 
 def is_native(equations: Equations) -> bool:
@@ -107,7 +107,7 @@ class NativeForward:
         for memory in self.memories:
             memory.model.share(self._parameters)
         self.struct = NativeRunStruct(
-            tables=ctypes.addressof(self.loop.struct), stations=ctypes.addressof(self.loop.stations),
+            tables=ctypes.addressof(self.loop.struct), modes=ctypes.addressof(self.loop.modes),
             runs=ctypes.addressof(self._runs), final=ctypes.addressof(self._final),
             start=self._start.ctypes.data, end=self._end.ctypes.data, by_u=self._by_u.ctypes.data,
             counted=self._counted.ctypes.data, mode=ends.mode, n_modes=count, n_transitions=len(graph.directions),
@@ -153,7 +153,7 @@ class NativeForward:
         if status == FINISHED:
             return self._found(request)
         self._told = None
-        if status != NOT_PLAIN:
+        if status != NOT_STARTED:
             self.paused = status
             for memory, counts in zip(self.memories, self._counted.tolist(), strict=True):
                 memory.not_finite = counts[COUNTERS.index("not_finite")]
@@ -162,7 +162,7 @@ class NativeForward:
     @property
     def visited(self) -> dict[int, Forward]:
         """The memories of the modes that have been entered."""
-        return {i: own for i, own in enumerate(self.memories) if self.loop.stations[i].run}
+        return {i: own for i, own in enumerate(self.memories) if self.loop.modes[i].run}
 
     def began_with(self, task: SegmentTask) -> bool:
         """Whether the first segment is that of a task, started without derivatives of costs."""

@@ -1,4 +1,4 @@
-"""Integrate through successive segments and transitions in compiled code: the structs of `march.c`."""
+"""Integrate through successive segments and transitions in compiled code: the structs of `event_loop.c`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ RECENT, REST_STATES, REST_GUARDS = (CONSTANTS[name] for name in ("RECENT", "REST
 NONE, NO_TRANSITION = np.zeros(0), -1
 #: larger records are given away instead of copied
 MAX_COPIED_SIZE = 100_000
-LinkStruct, ModeTables, AlarmsStruct = (STRUCTS[name] for name in ("link", "station", "alarms"))
-Measuring, MarchStruct = STRUCTS["measuring"], STRUCTS["march"]
+LinkStruct, ModeTables, AlarmsStruct = (STRUCTS[name] for name in ("link", "mode_tables", "alarms"))
+Measuring, EventLoopStruct = STRUCTS["measuring"], STRUCTS["event_loop"]
 
 
 def rates_of(completed: Array, ny: int, n: int) -> Array:
@@ -54,9 +54,9 @@ class NativeLoop:
         self._absolute = [np.zeros(size) for size in graph.sizes]
         self._links = [self._of_mode(i) for i in range(len(graph.equations))]
         self._widest = max((link.width for links in self._links for link in links), default=0)
-        self.stations = (ModeTables * len(graph.equations))()
+        self.modes = (ModeTables * len(graph.equations))()
         for i, (e, links) in enumerate(zip(graph.equations, self._links, strict=True)):
-            self.stations[i] = ModeTables(
+            self.modes[i] = ModeTables(
                 run=None, n_x=graph.sizes[i], n_y=e.n_differential, n_z=graph.sizes[i] - e.n_differential,
                 implicit=e.implicit, fragile=e.is_fragile, n_held=graph.constraints[i],
                 n_guards=len(graph.guarded[i]),
@@ -77,7 +77,7 @@ class NativeLoop:
         self._bands, self._entered = np.zeros(2 * most), np.zeros(2 * most)
         self._schedule = (AlarmsStruct * len(graph.equations))()
         self._alarms: tuple[Alarms, ...] = ()
-        self._atol: Any = None  # tolerance last written to the stations
+        self._atol: Any = None  # tolerance last written to the modes
         unknowns, widest = max((x.unknowns for x in every), default=0), max(e.n_differential for e in graph.equations)
         n = max(e.n for e in graph.equations)
         rest = REST_STATES * n + REST_GUARDS * most
@@ -90,8 +90,8 @@ class NativeLoop:
         self._ticked = np.zeros(first.n_parameters)
         self._measured: Any = None
         self._records, self._offsets, self._given_away = np.zeros(256), np.zeros(16, dtype=np.int64), False
-        self.struct = MarchStruct(
-            stations=ctypes.addressof(self.stations),
+        self.struct = EventLoopStruct(
+            modes=ctypes.addressof(self.modes),
             **{name: array.ctypes.data for name, array in zip(("arg", "res", "iw", "w"), self._work, strict=True)},
             **{name: v.ctypes.data for name, v in zip(("work", "rest", "tangent", "cost"), self._scratch, strict=True)},
             solving=self._solving.ctypes.data, slopes=self._slopes.ctypes.data, n_unknowns=graph.n_unknowns,
@@ -172,8 +172,8 @@ class NativeLoop:
         """Initialise the tables for a run that begins with a segment."""
         self.tell(context, options, parameters)
         m, recent = self.struct, context.recent[: -RECENT - 1 : -1]
-        for station in self.stations:
-            station.run = None
+        for tables in self.modes:
+            tables.run = None
         m.at = context.mode
         m.used = m.n_events = m.n_passed = m.n_segments = m.steps = m.failures = m.newton_failures = 0
         m.row = m.path_row = m.full = m.resumed = m.placed = 0
@@ -206,7 +206,7 @@ class NativeLoop:
 
     def enter(self, mode: int, run: Any) -> None:
         """Register the solver memory of a mode."""
-        self.stations[mode].run = ctypes.addressof(run)
+        self.modes[mode].run = ctypes.addressof(run)
 
     @property
     def _now(self) -> float:
@@ -226,22 +226,22 @@ class NativeLoop:
         self.struct.offsets, self.struct.room = self._offsets.ctypes.data, self._offsets.size
 
     def advance(self, budget: int) -> int:
-        """Take at most `budget` steps; see `dh_march`. It stops with `wanted` for a mode without a solver memory."""
+        """Take at most `budget` steps; see `dh_run_events`. It stops with `wanted` at a mode without solver memory."""
         m = self.struct
         end = self._taken() + budget
         while True:
             m.budget = end - self._taken()
-            status = int(self._library.dh_march(byref(m)))
+            status = int(self._library.dh_run_events(byref(m)))
             if not self.make_room():
                 return status
 
     def _taken(self) -> int:
         """Steps of all segments, including the current one."""
-        under_way = Run.from_address(self.stations[self.struct.at].run)
+        under_way = Run.from_address(self.modes[self.struct.at].run)
         return int(self.struct.steps + under_way.steps)
 
     def make_room(self) -> bool:
-        """Enlarge the record buffers if `dh_march` stopped for lack of room; return whether it did."""
+        """Enlarge the record buffers if `dh_run_events` stopped for lack of room; return whether it did."""
         m = self.struct
         if not m.full:
             return False
@@ -288,7 +288,7 @@ class NativeLoop:
     @property
     def stop(self) -> float:
         """Stop time of the current segment."""
-        return float(Run.from_address(self.stations[self.struct.at].run).t_stop)
+        return float(Run.from_address(self.modes[self.struct.at].run).t_stop)
 
     def _next_stop(self, mode: int, t: float) -> float:
         """Stop time of a segment that begins at a time in a mode."""
@@ -324,7 +324,7 @@ class NativeLoop:
         return replace(
             first, equations=target, t0=self._now, t_stop=self._next_stop(m.wanted, self._now),
             x0=found["x_after"][: target.n].copy(), memory=found["memory_after"].copy(),
-            zero_band=nothing, departure=nothing,
+            zero_band=nothing, leaving_sign=nothing,
         )  # fmt: skip
 
     def task(self, first: SegmentTask) -> SegmentTask:
@@ -352,7 +352,7 @@ class NativeLoop:
             t_stop=self.stop, x0=found["x_after"][: e.n].copy(),
             xdot0=found["xdot_after"][: e.n].copy(), memory=found["memory_after"].copy(),
             integrals=found["integrals"].copy() if self.n_integrals else first.integrals,
-            zero_band=self._bands[:n_guards].copy(), departure=self._bands[n_guards : 2 * n_guards].copy(),
+            zero_band=self._bands[:n_guards].copy(), leaving_sign=self._bands[n_guards : 2 * n_guards].copy(),
             first_step=m.began_with or None, **sensitive,
         )  # fmt: skip
 

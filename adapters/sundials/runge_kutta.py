@@ -70,7 +70,7 @@ class ButcherTable:
 
     @property
     def struct(self) -> Any:
-        """`tableau` of driver.h; tables live as long as the process."""
+        """`tableau` of declarations.h; tables live as long as the process."""
         return STRUCTS["tableau"](stages=self.b.size, **{key: getattr(self, key).ctypes.data for key in "abcd"})
 
 

@@ -238,9 +238,9 @@ class SundialsSession:
             raise passage.error or AssertionError("neither outcome nor error")
         return passage.outcome
 
-    def march(self, task: SegmentTask, context: RunContext) -> SegmentRun:
-        """See `dae_hybrid.port.integrator.Session.march`."""
-        if not self._can_march(task, context):
+    def run_segments(self, task: SegmentTask, context: RunContext) -> SegmentRun:
+        """See `dae_hybrid.port.integrator.Session.run_segments`."""
+        if not self._can_run_segments(task, context):
             return self._pass(task, None)
         if context.replayed is not None:
             self.tested |= {id(context.graph.equations[mode]) for mode in context.replayed.tested}
@@ -286,7 +286,7 @@ class SundialsSession:
             self._discard(next(purpose for purpose, memory in self._leased.items() if memory is course.memory))
         return passage
 
-    def _can_march(self, task: SegmentTask, context: RunContext) -> bool:
+    def _can_run_segments(self, task: SegmentTask, context: RunContext) -> bool:
         if task.record == "dense" or any(e.unwatched for e in context.graph.equations):
             return False
         links = context.graph.links[context.mode]

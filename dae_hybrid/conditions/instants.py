@@ -16,9 +16,9 @@ from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.port.segment_rules import same_instant
-from dae_hybrid.simulation.departure import at_rest
 from dae_hybrid.simulation.event_logic import MAX_SIMULTANEITY_RTOLS, SIMULTANEITY_RTOLS, EventLogic
 from dae_hybrid.simulation.firing import Firing
+from dae_hybrid.simulation.resting_guards import at_rest
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.schedule import Schedule
 from dae_hybrid.system.system import ModeSystem
@@ -347,7 +347,7 @@ class RunInspector:
         return transition.direction != 0 and transition.on_entry == "wait"
 
     def _at_rest(self, mode: ModeSystem, t: float, x: Array, m: Array) -> set[int]:
-        """Return transitions whose guards leave zero to the side on which they do not fire; see `departure`."""
+        """Return transitions whose guards leave zero to the side on which they do not fire; see `resting_guards`."""
         i = int(np.searchsorted(self._times, t - self.slack(t)))
         past = t - (self._times[i - 1] if i else self.run.t_span[0])
         places = {i: self.system.transitions[index] for i, index in enumerate(mode.guarded)}

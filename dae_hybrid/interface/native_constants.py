@@ -8,7 +8,7 @@ from dae_hybrid.conditions import amplification, instants, resolution
 from dae_hybrid.numerics import algebraic, crossings, step_polynomial
 from dae_hybrid.port import failure_messages, native_batch, record_table, replay, segment_rules, stiffness
 from dae_hybrid.sensitivity import adjoint
-from dae_hybrid.simulation import automaton, departure, event_logic
+from dae_hybrid.simulation import automaton, event_logic, resting_guards
 from dae_hybrid.system import excess, linearisation, reinitialisation, system, transition_map
 from dae_hybrid.trajectory import event_accuracy, grazing
 
@@ -21,7 +21,7 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     amplification: (("LARGE_CHANGE", "GROWN_LARGE"),),
     reinitialisation: (("MAX_ALGEBRAIC_RATIO", "ENORMOUS"),),
     automaton: (("RECENT_EVENT_TIMES", "RECENT"),),
-    departure: (
+    resting_guards: (
         ("DEPARTURE_FACTOR", "REST_LEFT"), ("SECOND_DERIVATIVE_STEP", "REST_MOMENT"),
         ("THIRD_DERIVATIVE_STEP", "REST_WHILE"),
     ),

@@ -128,13 +128,14 @@ class Pace:
 class Scan:
     """Search for crossings of guards along a motion; `sample` evaluates all guards, `value` one guard, unfiltered.
 
-    `band` and `departure` are those of the task; `refuse` is called with the guards that returned through zero within
-    the shortest interval examined. The last `n_singularities` guards are determinants, which must not even touch zero.
+    `band` and `leaving_sign` are those of the task; `refuse` is called with the guards that returned through zero
+    within the shortest interval examined. The last `n_singularities` guards are determinants, which must not even touch
+    zero.
     """
 
     directions: NDArray[np.int64]
     band: Array
-    departure: Array
+    leaving_sign: Array
     sample: Callable[[float], GuardSample]
     value: Callable[[float, int], float]
     refuse: Callable[[NDArray[np.bool_], float], None]
@@ -234,7 +235,7 @@ class Scan:
         if self._singular(middle) is not None:  # or a guard crosses before it
             return self.locate(self.crossed(start.values, middle.values), start, middle)
         returned = (start.values == 0) & (self.returned(middle.values) | self.returned(end.values))
-        left = middle.values * self.departure > 0
+        left = middle.values * self.leaving_sign > 0
         with np.errstate(all="ignore"):  # non-finite rates carry no information
             hidden, place = may_cross(start, middle, end, self.band, self._margin(touched))
         if depth and np.any(returned & ~left | hidden):
@@ -264,8 +265,8 @@ class Scan:
         return margin
 
     def returned(self, values: Array) -> NDArray[np.bool_]:
-        """Guards that start at zero and are on the side opposite to their departure."""
-        return (self.band > 0) & (values * self.departure < 0)
+        """Guards that start at zero and are on the side opposite to their leaving_sign."""
+        return (self.band > 0) & (values * self.leaving_sign < 0)
 
     def crossed(self, before: Array, now: Array) -> NDArray[np.intp]:
         """Guards that have crossed zero in their direction."""

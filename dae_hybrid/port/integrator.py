@@ -137,7 +137,7 @@ class SegmentTask:
 
     `integrals` are the functionals' integrals so far; error control is relative to the running total.
     `zero_band[i] > 0` marks a guard that starts at zero: it cannot fire before its magnitude has exceeded the
-    band, and `departure[i]` is the sign with which it has to leave (0 if unknown): the opposite sign means that
+    band, and `leaving_sign[i]` is the sign with which it has to leave (0 if unknown): the opposite sign means that
     it crossed back within a step, which is an error. `sensitivities` (n_directions, n) are start values of
     dx, `memory_directions` (n_directions, n_memory) is constant. Outputs are at `t_eval` (or at every step);
     `closed_end` says whether an output time equal to `t_stop` belongs to this segment. `method`, if given, is the name
@@ -154,7 +154,7 @@ class SegmentTask:
     memory: Array
     integrals: Array
     zero_band: Array
-    departure: Array
+    leaving_sign: Array
     record: Record = "steps"
     t_eval: Array | None = None
     closed_end: bool = False
@@ -291,7 +291,7 @@ class Session(Protocol):
     def integrate(self, task: SegmentTask) -> SegmentOutcome:
         """Integrate one segment; a failure is an `IntegrationError` with the `rows` so far."""
 
-    def march(self, task: SegmentTask, context: RunContext) -> SegmentRun:
+    def run_segments(self, task: SegmentTask, context: RunContext) -> SegmentRun:
         """Integrate a segment, and continue through native events as far as possible; one segment is sufficient."""
 
     def backward(self, task: BackwardTask) -> BackwardOutcome:
@@ -333,7 +333,7 @@ class RunsWhole(Session, Protocol):
     def run(self, graph: TransitionGraph, request: RunRequest) -> NativeRun | None:
         """Integrate a run, or a part of it: None if it has not reached its end.
 
-        The first call of `march` then resumes at the pause, if the run has begun.
+        The first call of `run_segments` then resumes at the pause, if the run has begun.
         """
 
     def back(

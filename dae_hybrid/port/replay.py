@@ -64,7 +64,7 @@ class SegmentReplay:
         task = self.task
         return SegmentTask(
             task.equations, task.t0, task.t_stop, task.x0, task.xdot0, task.memory, task.integrals,
-            np.full_like(task.zero_band, np.inf), np.zeros_like(task.departure), "dense", method=self.method,
+            np.full_like(task.zero_band, np.inf), np.zeros_like(task.leaving_sign), "dense", method=self.method,
             until=self.t_end,
         )  # fmt: skip
 

@@ -167,7 +167,7 @@ def standing_still(task: SegmentTask, method: Method | str) -> SegmentOutcome:
 
 
 def one_segment(session: Session, task: SegmentTask, mode: int) -> SegmentRun:
-    """Return one segment: `march` of a session without native events."""
+    """Return one segment: `run_segments` of a session without native events."""
     try:
         return SegmentRun(None, mode, task, session.integrate(task))
     except DaeHybridError as error:

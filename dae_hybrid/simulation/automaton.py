@@ -187,7 +187,7 @@ class Automaton:
 
     def _leaving_signs(self, entry: SegmentEntry) -> dict[int, int]:
         """Return the side to which each guard was leaving zero in the last segment."""
-        return dict(zip(self.mode.guarded, map(int, entry.departure.tolist()), strict=True))
+        return dict(zip(self.mode.guarded, map(int, entry.leaving_sign.tolist()), strict=True))
 
     def _postpones(self, firing: Firing) -> bool:
         """Whether a failed condition on the mode gives precedence to another event that is due within rounding.
@@ -332,7 +332,7 @@ class Automaton:
         else:
             if self.recording.ledger.bound.size < np.inf:
                 checkpoint = Checkpoint.of(self.open_session, task, context)
-            passage = self.session.march(task, context)
+            passage = self.session.run_segments(task, context)
         if passage.table is not None:
             self._resume(passage.table, passage.task, checkpoint)
         mode, at, task, outcome = self.mode, self.at, passage.task, passage.outcome
@@ -343,7 +343,7 @@ class Automaton:
             if self.observer is not None:
                 self.observer.on_native_pause()
             self.at = StatePoint(at.x, at.m, *mode.kernels["entry"](self.t, at.x, at.m, self.p))
-            return None, SegmentEntry(None, task.zero_band[:count], task.departure[:count], began)
+            return None, SegmentEntry(None, task.zero_band[:count], task.leaving_sign[:count], began)
         if passage.table is not None:
             self.rules.advance_time()
         if outcome is None:
@@ -358,7 +358,7 @@ class Automaton:
             self.at = StatePoint(x, at.m, *mode.kernels["entry"](self.t, x, at.m, self.p))
         else:
             self.at = StatePoint(x, at.m, xdot, at.guards, at.rates, at.sizes)
-        return outcome.crossing, SegmentEntry(None, outcome.zero_band[:count], task.departure[:count], began)
+        return outcome.crossing, SegmentEntry(None, outcome.zero_band[:count], task.leaving_sign[:count], began)
 
     def _refuse_noise(self, task: SegmentTask, outcome: SegmentOutcome, crossing: tuple[int, float, float]) -> None:
         """Refuse a crossing against the direction of the flow; a condition that does so has only been touched."""
@@ -459,7 +459,7 @@ class Automaton:
             memory=at.m,
             integrals=self.integrals,
             zero_band=_padded(entry.zero_band, mode.equations.n_guards),
-            departure=_padded(entry.departure, mode.equations.n_guards),
+            leaving_sign=_padded(entry.leaving_sign, mode.equations.n_guards),
             record="steps" if t_eval is None or t_eval.size else "nothing",
             t_eval=t_eval,
             closed_end=closed,

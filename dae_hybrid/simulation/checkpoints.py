@@ -55,7 +55,7 @@ class Checkpoint:
         """Recompute the record table that began here; `end` is its last record."""
         session, found, error = self.open_session(), None, None
         try:
-            passage = session.march(self.task, replace(_copied(self.context), replayed=table))
+            passage = session.run_segments(self.task, replace(_copied(self.context), replayed=table))
             found, error = passage.table, passage.error
         finally:
             session.close()

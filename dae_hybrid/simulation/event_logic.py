@@ -48,8 +48,8 @@ from dae_hybrid.port.integrator import SegmentTask
 from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.segment_rules import SAME_INSTANT, same_instant
-from dae_hybrid.simulation.departure import at_rest
 from dae_hybrid.simulation.firing import Firing
+from dae_hybrid.simulation.resting_guards import at_rest
 from dae_hybrid.system.schedule import Schedule
 from dae_hybrid.system.system import HybridSystem, ModeSystem
 from dae_hybrid.system.transition_map import TransitionMap
@@ -79,7 +79,7 @@ class SegmentEntry:
 
     fires: Firing | None
     zero_band: Array
-    departure: Array
+    leaving_sign: Array
     began_at_zero: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
 
 
@@ -199,7 +199,7 @@ class EventLogic:
         started; otherwise a segment has just ended. `jumped` are the transitions whose guards changed sign at a knot of
         a signal: they fire. `resting` is the result of `at_rest`.
         """
-        zero_band, departure = [0.0] * len(mode.guarded), [0.0] * len(mode.guarded)
+        zero_band, leaving_sign = [0.0] * len(mode.guarded), [0.0] * len(mode.guarded)
         duration = self._duration(t)
         self.relations_changed |= bool(jumped)
         known = dict(self.sides), set(self.nonzero), set(self.past_on_entry)
@@ -221,19 +221,19 @@ class EventLogic:
             direction, side = transition.direction, self.sides.get(index)
             band = max(self._zero_band(h, size, rate, t), FIRED_VALUE_FACTOR * self.fired_here.get(index, 0.0))
             if index in resting and index not in jumped:
-                zero_band[i], departure[i] = resting[index]
-                self.sides[index] = int(departure[i])
-                if transition.is_sided and departure[i] == direction:
+                zero_band[i], leaving_sign[i] = resting[index]
+                self.sides[index] = int(leaving_sign[i])
+                if transition.is_sided and leaving_sign[i] == direction:
                     due.append((Firing(transition, h, rate, follows=True), False))
             elif abs(h) <= band:
                 zero_band[i] = band
                 moving = abs(rate) * duration > band
-                departure[i] = math.copysign(moving, rate)
+                leaving_sign[i] = math.copysign(moving, rate)
                 if (transition.refuses or transition.is_sided) and not moving:
-                    departure[i] = -transition.direction
+                    leaving_sign[i] = -transition.direction
                     if transition.relation is not None and not transition.relation.rests:
                         raise sign_at_rest(transition, mode.name, t)
-                going = int(departure[i])
+                going = int(leaving_sign[i])
                 met = entering and direction != 0 and (side is None or index in self.nonzero)
                 if going and direction in (0, going) and (met or side in (0, -going)) and index != own:
                     due.append((Firing(transition, h, rate), False))
@@ -273,12 +273,12 @@ class EventLogic:
                 raise guard_passed(fires.transition.name, mode.name, t)
             if fires.corrects:
                 self.sides, self.nonzero, self.past_on_entry = known
-        return SegmentEntry(fires, np.array(zero_band), np.array(departure))
+        return SegmentEntry(fires, np.array(zero_band), np.array(leaving_sign))
 
     def at_rest(
         self, mode: ModeSystem, t: float, at: StatePoint, p: Array, armed: frozenset[int]
     ) -> Mapping[int, tuple[float, float]]:
-        """Return the transitions whose guards have been at rest at zero since mode entry; see `departure`."""
+        """Return the transitions whose guards have been at rest at zero since mode entry; see `resting_guards`."""
         places = {
             i: self.system.transitions[index]
             for i, index in enumerate(mode.guarded)
@@ -502,8 +502,8 @@ class EventLogic:
         self._forget_sides()
         event, mode = table.last
         guarded, guards = self.system.modes[mode].guarded, event["guards_after"]
-        for index, guard, band, departure in zip(guarded, guards, task.zero_band, task.departure, strict=False):
-            side = departure if band else guard
+        for index, guard, band, leaving_sign in zip(guarded, guards, task.zero_band, task.leaving_sign, strict=False):
+            side = leaving_sign if band else guard
             if side:
                 self.sides[index] = 1 if side > 0 else -1
             if not band:

@@ -17,7 +17,7 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Options
 from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.segment_rules import kernel
-from dae_hybrid.simulation.departure import patterns
+from dae_hybrid.simulation.resting_guards import patterns
 from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import TransitionMap
 from dae_hybrid.trajectory.grazing import RATE_DIFFERENCE_STEP, SHALLOW_FACTOR

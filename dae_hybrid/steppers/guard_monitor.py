@@ -48,7 +48,7 @@ class GuardMonitor:
     def __init__(self, task: SegmentTask, system: SensitivitySystem, p: Array, pace: Pace | None = None) -> None:
         e = self.equations = task.equations
         self.system, self.memory, self.p = system, task.memory, p
-        self.band, self.departure = task.zero_band.copy(), task.departure
+        self.band, self.leaving_sign = task.zero_band.copy(), task.leaving_sign
         self.directions = np.array(e.directions)
         self._guards, self._rates = kernel(e, "guards"), kernel(e, "rates")
         self.evaluations, self.pace = 0, Pace(e.n_guards) if pace is None else pace.again()
@@ -76,7 +76,7 @@ class GuardMonitor:
     def values(self, t: float, x: Array) -> Array:
         """Return the guards at the end of a step, zero inside their zero band, and arm those that have left it."""
         values = self._filtered(self.raw(t, x))
-        self._refuse((self.band > 0) & (values * self.departure < 0), t)
+        self._refuse((self.band > 0) & (values * self.leaving_sign < 0), t)
         self.band[values != 0] = 0.0
         return values
 
@@ -90,7 +90,7 @@ class GuardMonitor:
     def root_function(self, t: float, state: Array) -> Array:
         """Return the guards for the integrator's root finding: nonzero, with the leaving sign, inside the band."""
         values = self.raw(t, self.system.variables(state))
-        side = np.where(self.departure != 0, self.departure, np.where(values < 0, -1.0, 1.0))
+        side = np.where(self.leaving_sign != 0, self.leaving_sign, np.where(values < 0, -1.0, 1.0))
         return np.where(np.abs(values) <= self.band, NONZERO * side, values)
 
     def locate(self, walker: StepWalker) -> tuple[int, float] | None:
@@ -102,7 +102,7 @@ class GuardMonitor:
         start = GuardSample(walker.t0, self._before, self._before_rates)
         if np.any(resting := (self.band > 0) & (end.values == 0)):  # at rest, or exactly back at zero
             within = self._sample(walker, walker.t0 + INTERIOR_POSITION * (walker.t - walker.t0)).values
-            self.band[resting & (within * self.departure > 0)] = 0.0
+            self.band[resting & (within * self.leaving_sign > 0)] = 0.0
             end = self._sample(walker, walker.t, walker.x)
         self.turns.between(start, end)
         scan = self._scan(walker)
@@ -152,7 +152,7 @@ class GuardMonitor:
             return float(self.raw(t, self.system.variables(walker.polynomial().at(t)))[i])
 
         return Scan(
-            self.directions, self.band, self.departure, lambda t: self._sample(walker, t), value, self._refuse,
+            self.directions, self.band, self.leaving_sign, lambda t: self._sample(walker, t), value, self._refuse,
             self.equations.n_singularities,
         )  # fmt: skip
 

@@ -209,8 +209,8 @@ class SteppedSession:
 
     # -- backwards ------------------------------------------------------------------------------------
 
-    def march(self, task: SegmentTask, context: RunContext) -> SegmentRun:
-        """See `dae_hybrid.port.integrator.Session.march`."""
+    def run_segments(self, task: SegmentTask, context: RunContext) -> SegmentRun:
+        """See `dae_hybrid.port.integrator.Session.run_segments`."""
         return one_segment(self, task, context.mode)
 
     def sweep(

@@ -24,7 +24,7 @@ METHODS = ["erk", "adams", "bdf"]
 @contextmanager
 def segment_by_segment() -> Iterator[None]:
     """No integrator goes on by itself."""
-    alone = patch.object(SundialsSession, "_can_march", lambda *given: False)
+    alone = patch.object(SundialsSession, "_can_run_segments", lambda *given: False)
     with alone, patch.object(SundialsSession, "run", lambda *given: None):
         yield
 

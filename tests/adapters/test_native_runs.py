@@ -465,7 +465,7 @@ def test_a_path_that_was_too_long_is_kept_again_when_it_is_not(models: Any, monk
 
 
 def test_structs_are_laid_out_as_in_c() -> None:
-    """The classes that are read from driver.h, by the offsets of their fields as a compiler has them."""
+    """The classes that are read from declarations.h, by the offsets of their fields as a compiler has them."""
     places = [(name, field[0]) for name, kind in STRUCTS.items() for field in kind._fields_]
     expected = [getattr(STRUCTS[name], field).offset for name, field in places]
     expected += [ctypes.sizeof(kind) for kind in STRUCTS.values()]
@@ -474,7 +474,7 @@ def test_structs_are_laid_out_as_in_c() -> None:
     library = compile_source(f"{header}\nconst size_t offsets[] = {{{', '.join(offsets)}}};")
     assert library is not None
     assert list((ctypes.c_size_t * len(expected)).in_dll(library, "offsets")) == expected
-    assert {"run", "march", "context", "event"} <= set(STRUCTS)
+    assert {"run", "event_loop", "context", "event"} <= set(STRUCTS)
 
 
 def test_constants_of_rules_are_those_of_the_core() -> None:

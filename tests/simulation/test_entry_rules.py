@@ -3,7 +3,7 @@
 A trigger fires at t = 1 and puts a guard x where it is wanted: at `x` with the rate `v` and the acceleration `a`, in a
 new mode or in the same one, where x was `was` before. What is looked at is when the observed transition fires, whose
 guard x is: another one than the trigger, or the trigger itself. The rules stand in
-dae_hybrid/simulation/event_logic.py, and for the compiled engine in march.c.
+dae_hybrid/simulation/event_logic.py, and for the compiled engine in event_loop.c.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 /* ---- successive runs ---------------------------------------------------------------------------------------------
  *
- * Each run is one of `dh_run` (plain.c), with the adjoints of `dh_run_back`, and must be bitwise equal to the result of
+ * Each run is one of `dh_run` (native_run.c), with the adjoints of `dh_run_back`, and must be bitwise equal to the result of
  * a single call. The conditions of derivatives are those of conditions.c. */
 enum { LEFT_OUT, DONE, STEEP };              /* outcomes, see `Outcomes` in port/native_batch.py */
 enum { TO_BEGIN, UNDER_WAY, ARRIVED };       /* stages */
 
 /* Why a run that has stopped is left to a single call. */
 static int leave_event(const batch *b, int status) {
-  const plain *v = b->run;
-  const march *m = v->tables;
+  const native_run *v = b->run;
+  const event_loop *m = v->tables;
   if (!v->under_way) return leave(b, AT_START, -1);
-  const station *at = m->stations + m->at;
+  const mode_tables *at = m->modes + m->at;
   if (status == PAUSED) return leave(b, m->steps + at->run->steps >= v->max_steps ? TOO_MANY_STEPS : SLOW_OR_STIFF, -1);
   if (status != FOUND_ROOT && status != REACHED_STOP && status != COMPLETE) return leave(b, FAILED_STEP, -1);
   if (at->run->t == m->t1 && status == REACHED_STOP) return leave(b, AT_END, -1);
@@ -24,8 +24,8 @@ static int leave_event(const batch *b, int status) {
 
 /* Scale the tolerances of sensitivities by the parameters (`RunBuilder.scales`); returns whether the memories accept them. */
 static int set_scales(batch *b) {
-  const plain *v = b->run;
-  const march *m = v->tables;
+  const native_run *v = b->run;
+  const event_loop *m = v->tables;
   int same = 1;
   for (integer i = 0; b->resolutions && i < m->n_directions; i++) {
     const double p = m->parameters[b->wrt[i]], size = p != 0 ? fmax(fabs(p), SMALLEST) : 1, scale = 1 / (1 / size);
@@ -53,13 +53,13 @@ static int set_scales(batch *b) {
 
 /* Copy the outputs at given times; returns whether there is one for each time. */
 static int put_out(const batch *b, integer place) {
-  const march *m = b->run->tables;
+  const event_loop *m = b->run->tables;
   const integer width = b->widest + m->n_memory;
   double *out = b->outputs + place * b->n_t * width;
   integer *modes = b->output_modes + place * b->n_t, count = 0;
   for (integer i = 0; i <= m->n_events; i++) {
     const stretch own = stretch_of(m, i);
-    const run *r = m->stations[own.mode].run;
+    const run *r = m->modes[own.mode].run;
     for (integer k = own.row; k < own.row_end; k++, count++, out += width) {
       if (count == b->n_t) return 0;
       modes[count] = own.mode;
@@ -72,11 +72,11 @@ static int put_out(const batch *b, integer place) {
 
 /* Copy the results of a run. */
 static void hand_out(const batch *b, integer place, const double *values) {
-  const plain *v = b->run;
-  const march *m = v->tables;
-  const run *r = m->stations[m->at].run;
+  const native_run *v = b->run;
+  const event_loop *m = v->tables;
+  const run *r = m->modes[m->at].run;
   double *end = b->ends + place * (b->widest + m->n_memory);
-  memcpy(end, v->end, (size_t)v->stations[m->at].n_x * sizeof(double));
+  memcpy(end, v->end, (size_t)v->modes[m->at].n_x * sizeof(double));
   memcpy(end + b->widest, r->model->memory, (size_t)m->n_memory * sizeof(double));
   memcpy(b->values + place * m->n_functionals, values, (size_t)m->n_functionals * sizeof(double));
   b->times[place] = r->t;
@@ -87,13 +87,13 @@ static void hand_out(const batch *b, integer place, const double *values) {
 
 /* The adjoint of a completed run; 0, or SUNDIALS' return code. */
 static int go_back(const batch *b, const returning *back, double *gradient) {
-  const plain *v = b->run;
-  const march *m = v->tables;
-  plain_adjoint *a = back->adjoint;
+  const native_run *v = b->run;
+  const event_loop *m = v->tables;
+  native_gradient *a = back->adjoint;
   sweep *s = a->back;
   memcpy((double *)s->tables->parameters, m->parameters, (size_t)m->n_parameters * sizeof(double));
   for (integer i = 0; i < v->n_modes; i++) {
-    const run *own = v->stations[i].run;
+    const run *own = v->modes[i].run;
     s->modes[i] = own ? back->modes[i] : 0;
     ((const double **)s->paths)[i] = own ? own->path : 0;
     ((integer *)a->path_rows)[i] = own ? own->n_path : 0;
@@ -107,7 +107,7 @@ static int go_back(const batch *b, const returning *back, double *gradient) {
   a->end = v->end;
   a->last = m->at;
   a->path_row = m->path_row;
-  a->moved = m->stations[m->at].run->t - (m->n_events ? m->records[m->offsets[m->n_events - 1]] : m->t0);
+  a->moved = m->modes[m->at].run->t - (m->n_events ? m->records[m->offsets[m->n_events - 1]] : m->t0);
   const int flag = dh_run_back(a);
   if (!flag) memcpy(gradient, s->totals, (size_t)(s->n_components * s->n_wrt) * sizeof(double));
   return flag;
@@ -115,12 +115,12 @@ static int go_back(const batch *b, const returning *back, double *gradient) {
 
 /* The gradients of a completed run, and its outcome. */
 static int differentiate_run(const batch *b, const double *values, double *gradients) {
-  const plain *v = b->run;
-  const march *m = v->tables;
+  const native_run *v = b->run;
+  const event_loop *m = v->tables;
   if (b->certify && !needs_no_look(b)) return LEFT_OUT;
-  const station *last = v->stations + m->at;
+  const mode_tables *last = v->modes + m->at;
   const integer nf = m->n_functionals, width = last->n_y + m->n_memory + m->n_parameters + 1;
-  const double *along = values + nf * (1 + width + 3) + m->stations[m->at].run->model->n + m->n_memory; /* see `arrive` */
+  const double *along = values + nf * (1 + width + 3) + m->modes[m->at].run->model->n + m->n_memory; /* see `arrive` */
   for (integer i = 0; i < m->n_directions; i++)
     for (integer k = 0; k < b->n_components; k++)
       gradients[k * b->n_wrt + i] = along[i * m->n_functionals + b->components[k]];
@@ -141,7 +141,7 @@ static int was_interrupted(const batch *b) {
 
 /* Set the due times of the time events of a run; returns whether all are known. */
 static int set_alarms(const batch *b) {
-  march *m = b->run->tables;
+  event_loop *m = b->run->tables;
   const integer row = b->is_shared ? 0 : b->next - b->first;
   if (!b->listed) return 1;
   for (integer i = 0; i < b->run->n_modes; i++) {
@@ -154,8 +154,8 @@ static int set_alarms(const batch *b) {
 
 /* Carry out one run; 0, or the status with which it stopped. */
 static int carry_out(batch *b) {
-  plain *v = b->run;
-  march *m = v->tables;
+  native_run *v = b->run;
+  event_loop *m = v->tables;
   const integer place = b->next, n = b->n_given;
   double *parameters = (double *)m->parameters;
   b->outcomes[place] = LEFT_OUT;
@@ -174,20 +174,20 @@ static int carry_out(batch *b) {
   }
   if (b->n_back && m->n_events * b->n_components * (b->back->adjoint->back->marks_width + b->n_wrt) > b->room) return MARKS_FULL;
   for (integer i = 0; i < v->n_modes; i++)
-    if (b->n_back && v->stations[i].run && !v->runs[i]->path) return leave(b, FAILED_ADJOINT, -1), NOT_PLAIN;
-  const station *last = v->stations + m->at;
+    if (b->n_back && v->modes[i].run && !v->runs[i]->path) return leave(b, FAILED_ADJOINT, -1), NOT_STARTED;
+  const mode_tables *last = v->modes + m->at;
   const double *values = v->end + 2 * last->n_x + 3 * last->n_guards;
   if (b->n_t && !put_out(b, place)) return leave(b, SPECIAL_EVENT, -1);
   int outcome = DONE;
   if (b->differentiates) outcome = differentiate_run(b, values, b->gradients + place * b->n_components * b->n_wrt);
-  if (outcome == LEFT_OUT) return was_interrupted(b) ? NOT_PLAIN : 0;
+  if (outcome == LEFT_OUT) return was_interrupted(b) ? NOT_STARTED : 0;
   hand_out(b, place, values);
   b->outcomes[place] = outcome;
   return 0;
 }
 
 /* Carry out runs from `next` on; returns 0 when all are done. Otherwise call again: with larger buffers, or, for the next
- * run, with reset tables and memories (NOT_PLAIN), or new ones (`broken`). PAUSED: it was stopped. */
+ * run, with reset tables and memories (NOT_STARTED), or new ones (`broken`). PAUSED: it was stopped. */
 int dh_batch(batch *b) {
   for (; b->next < b->until; b->next++, b->stage = TO_BEGIN) {
     if (b->stopped) return PAUSED;
@@ -195,7 +195,7 @@ int dh_batch(batch *b) {
     if (status == ROWS_FULL || status == MARKS_FULL) return status;
     if (status) {
       b->broken = status < 0;
-      return NOT_PLAIN;
+      return NOT_STARTED;
     }
   }
   return 0;

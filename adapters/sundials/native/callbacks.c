@@ -56,7 +56,7 @@ static int guard_values(context *c, double t, const double *x, double *out, int 
     if (c->zero_band[i] == 0) continue;
     /* exact zeros are inactive in SUNDIALS' root finding until they change */
     if (fabs(out[i]) <= c->zero_band[i]) out[i] = 0;
-    else if (out[i] * c->departure[i] < 0) { /* returned within one step */
+    else if (out[i] * c->leaving_sign[i] < 0) { /* returned within one step */
       c->returned = i + 1;
       if (!looks) return FATAL;
       out[i] = 0;

@@ -17,37 +17,37 @@ typedef struct {
   const double *memory;
 } stretch;
 
-static event part_of(const march *m, integer i, const station **from) {
+static event part_of(const event_loop *m, integer i, const mode_tables **from) {
   double *record = m->records + m->offsets[i];
   event e;
-  *from = &m->stations[(integer)record[MODE_AT]];
-  lay_out(m, *from, &m->stations[(*from)->links[(integer)record[GUARD_AT]].target], record, &e);
+  *from = &m->modes[(integer)record[MODE_AT]];
+  lay_out(m, *from, &m->modes[(*from)->links[(integer)record[GUARD_AT]].target], record, &e);
   return e;
 }
 
 /* The segment that ends with event i, or the last one. */
-static stretch stretch_of(const march *m, integer i) {
+static stretch stretch_of(const event_loop *m, integer i) {
   if (i == m->n_events) {
-    const run *r = m->stations[m->at].run;
+    const run *r = m->modes[m->at].run;
     const stretch last = {m->at, m->row, r->n_rows, r->t, r->model->memory};
     return last;
   }
   const double *record = m->records + m->offsets[i];
-  const station *from;
+  const mode_tables *from;
   const event e = part_of(m, i, &from);
   const stretch own = {(integer)record[MODE_AT], (integer)record[ROW_AT], (integer)record[ROW_END_AT], record[TIME_AT], e.memory};
   return own;
 }
 
 /* Derivatives of a guard by (y, m, p, t) at a point; null if there is no function for them. */
-static const double *guard_derivatives(march *m, const link *l, double t, const double *x, const double *memory) {
+static const double *guard_derivatives(event_loop *m, const link *l, double t, const double *x, const double *memory) {
   double *res[13] = {m->tangent};
   m->xi = 0; /* guards do not depend on unknowns */
   return l->tangent && !call(m, l->tangent, l->numbers, t, x, memory, res, 13) ? m->tangent : 0;
 }
 
 /* Accuracy of a guard, from the tolerances of the states. */
-static double guard_accuracy(const march *m, const station *at, const double *by_y, const double *y) {
+static double guard_accuracy(const event_loop *m, const mode_tables *at, const double *by_y, const double *y) {
   double sum = 0;
   for (integer j = 0; j < at->n_y; j++) sum += fabs(by_y[j]) * (at->absolute[j] + m->rtol * fabs(y[j]));
   return sum;
@@ -56,9 +56,9 @@ static double guard_accuracy(const march *m, const station *at, const double *by
 /* Guards at the start: whether none is at or near zero, so that a neighbouring run may or may not meet it
  * (`RunInspector.moving_at_start`, `RunInspector.near` in conditions/instants.py). */
 static int starts_clear(const batch *b) {
-  const plain *v = b->run;
-  march *m = v->tables;
-  const station *first = v->stations + v->mode;
+  const native_run *v = b->run;
+  event_loop *m = v->tables;
+  const mode_tables *first = v->modes + v->mode;
   const integer nx = first->n_x, ng = first->n_guards, nw = first->n_y + m->n_memory;
   const double *memory = v->start + nx, *h = memory + m->n_memory + nx, *rate = h + ng, *size = rate + ng, *by_p = size + ng;
   double largest = 0;
@@ -84,9 +84,9 @@ static int starts_clear(const batch *b) {
   return 1;
 }
 
-static const link *link_of(const march *m, integer i) {
+static const link *link_of(const event_loop *m, integer i) {
   const double *record = m->records + m->offsets[i];
-  return &m->stations[(integer)record[MODE_AT]].links[(integer)record[GUARD_AT]];
+  return &m->modes[(integer)record[MODE_AT]].links[(integer)record[GUARD_AT]];
 }
 
 /* Whether the order of two events close to each other is given: neither moves with the parameters, or both are ticks of one
@@ -97,7 +97,7 @@ static int is_given(const link *one, const link *two, int at_once) {
 
 /* Whether an event, or the end if there is none, is close to another due time in a mode; coincident due times
  * are part of the event. Measurements may be close to events. Given times do not move against each other. */
-static int is_beside_alarm(const march *m, integer mode, double t, double near, const link *event) {
+static int is_beside_alarm(const event_loop *m, integer mode, double t, double near, const link *event) {
   const alarms *own = &m->schedule[mode];
   integer low = 0, high = own->n;
   while (low < high) {
@@ -106,7 +106,7 @@ static int is_beside_alarm(const march *m, integer mode, double t, double near, 
     else high = middle;
   }
   for (; low < own->n && own->times[low] <= t + near; low++) {
-    const link *other = &m->stations[mode].links[own->links[low]];
+    const link *other = &m->modes[mode].links[own->links[low]];
     if (event ? is_given(event, other, own->times[low] == t) : other->fixed) continue;
     if (stays(other) ? event != 0 : own->times[low] != t) return 1;
   }
@@ -116,10 +116,10 @@ static int is_beside_alarm(const march *m, integer mode, double t, double near, 
 /* Whether no event is close to another event, to another given time or to the end, and no guard is about to cross at the end
  * (`RunInspector.is_sure`, `RunInspector.coming`); guards at rest at the end have been found by `arrive`. */
 static int stands_apart(const batch *b) {
-  const plain *v = b->run;
-  const march *m = v->tables;
-  const station *last = v->stations + m->at;
-  const double *h = v->end + 2 * last->n_x, *rate = h + last->n_guards, *size = rate + last->n_guards, t = m->stations[m->at].run->t;
+  const native_run *v = b->run;
+  const event_loop *m = v->tables;
+  const mode_tables *last = v->modes + m->at;
+  const double *h = v->end + 2 * last->n_x, *rate = h + last->n_guards, *size = rate + last->n_guards, t = m->modes[m->at].run->t;
   double before = -HUGE_VAL, near_before = 0;
   const link *earlier = 0;
   for (integer i = 0; i < m->n_events; i++) {
@@ -155,11 +155,11 @@ static double fastest(context *c, double t, const double *x, double *memory) {
 
 /* Whether sampled event times of every transition have the requested accuracy (trajectory/event_accuracy.py). */
 static int times_known(const batch *b) {
-  const plain *v = b->run;
-  march *m = v->tables;
+  const native_run *v = b->run;
+  event_loop *m = v->tables;
   integer *count = b->events, *seen = count + v->n_transitions;
-  const double span = m->stations[m->at].run->t - m->t0;
-  const station *from;
+  const double span = m->modes[m->at].run->t - m->t0;
+  const mode_tables *from;
   memset(b->events, 0, (size_t)(2 * v->n_transitions) * sizeof(integer));
   for (integer i = 0; i < m->n_events; i++)
     if (!stays(link_of(m, i))) count[link_of(m, i)->transition]++;
@@ -184,9 +184,9 @@ static int times_known(const batch *b) {
 
 /* Steps of the segment that ends with event i, or of the last one: t and, from column `first`, the states. `before`
  * is the start of its path. Null if they are not recorded. */
-static const double *steps_of(const march *m, integer i, integer before, integer *count, integer *width, integer *first) {
+static const double *steps_of(const event_loop *m, integer i, integer before, integer *count, integer *width, integer *first) {
   const stretch own = stretch_of(m, i);
-  const run *r = m->stations[own.mode].run;
+  const run *r = m->modes[own.mode].run;
   const integer end = i < m->n_events ? (integer)m->records[m->offsets[i] + PATH_END_AT] : r->n_path;
   *count = r->path ? end - before : own.row_end - own.row;
   *width = r->path ? r->path_width : r->width;
@@ -198,12 +198,12 @@ static const double *steps_of(const march *m, integer i, integer before, integer
 /* Whether no segment may contain a passage fast enough to lose digits: by the ratio of the largest to the smallest speed,
  * which bounds that of any passage (simulation/passages.py). */
 static int no_fast_passage(const batch *b) {
-  const plain *v = b->run;
-  const march *m = v->tables;
-  if (m->steps + m->stations[m->at].run->steps < b->fewest_steps) return 1;
+  const native_run *v = b->run;
+  const event_loop *m = v->tables;
+  if (m->steps + m->modes[m->at].run->steps < b->fewest_steps) return 1;
   memset(b->begins, 0, (size_t)v->n_modes * sizeof(integer));
   for (integer i = 0; i <= m->n_events; i++) {
-    const integer mode = stretch_of(m, i).mode, ny = m->stations[mode].n_y;
+    const integer mode = stretch_of(m, i).mode, ny = m->modes[mode].n_y;
     integer count, width, first;
     const double *rows = steps_of(m, i, b->begins[mode], &count, &width, &first);
     double most = 0, least = HUGE_VAL;
@@ -232,13 +232,13 @@ static int no_fast_passage(const batch *b) {
 
 /* Lower bounds of the largest values of the last mode's variables, from the recorded rows. */
 static void find_largest(const batch *b) {
-  const plain *v = b->run;
-  const march *m = v->tables;
-  const station *last = v->stations + m->at, *from;
+  const native_run *v = b->run;
+  const event_loop *m = v->tables;
+  const mode_tables *last = v->modes + m->at, *from;
   for (integer j = 0; j < last->n_x; j++) b->largest[j] = fabs(v->end[j]);
   for (integer i = 0; i <= m->n_events; i++) {
     const stretch own = stretch_of(m, i);
-    const run *r = m->stations[own.mode].run;
+    const run *r = m->modes[own.mode].run;
     if (own.mode != m->at) continue;
     for (integer k = own.row; k < own.row_end; k++)
       for (integer j = 0; j < r->model->n; j++) b->largest[j] = fmax(b->largest[j], fabs(r->rows[k * r->width + 1 + j]));
@@ -250,8 +250,8 @@ static void find_largest(const batch *b) {
 
 /* Whether doubling a parameter changes no functional by much more than its terms (conditions/amplification.py). */
 static int is_moderate(const batch *b, const double *values, const double *gradients) {
-  const plain *v = b->run;
-  const march *m = v->tables;
+  const native_run *v = b->run;
+  const event_loop *m = v->tables;
   int known = 0;
   for (integer k = 0; k < b->n_components; k++) {
     const integer own = b->components[k];
@@ -264,13 +264,14 @@ static int is_moderate(const batch *b, const double *values, const double *gradi
     if (change <= GROWN_LARGE * least) continue;
     double terminal = 0; /* it may vanish by chance */
     if (!known) find_largest(b), known = 1;
-    for (integer j = 0; j < v->stations[m->at].n_x; j++) terminal += fabs(v->by_u[j * m->n_functionals + own]) * b->largest[j];
+    for (integer j = 0; j < v->modes[m->at].n_x; j++) terminal += fabs(v->by_u[j * m->n_functionals + own]) * b->largest[j];
     if (!(change <= GROWN_LARGE * terminal)) return 0;
   }
   return 1;
 }
 
-static void note_sizes(const march *m, const station *at, const double *x, const double *s, integer stride, double *of_states, double *found) {
+static void note_sizes(const event_loop *m, const mode_tables *at, const double *x, const double *s, integer stride,
+                       double *of_states, double *found) {
   for (integer j = 0; j < at->n_y; j++) *of_states = fmax(*of_states, fabs(x[j]) / at->absolute[j]);
   for (integer i = 0; i < m->n_directions; i++)
     for (integer j = 0; j < at->n_y; j++) found[i] = fmax(found[i], fabs(s[i * stride + j]) / at->absolute[j]);
@@ -279,10 +280,10 @@ static void note_sizes(const march *m, const station *at, const double *x, const
 /* Whether sensitivities are well above their absolute tolerances, so that no finer tolerances are needed
  * (conditions/resolution.py). */
 static int is_resolved_well(const batch *b) {
-  const plain *v = b->run;
-  const march *m = v->tables;
-  const station *last = v->stations + m->at;
-  const run *r = m->stations[m->at].run;
+  const native_run *v = b->run;
+  const event_loop *m = v->tables;
+  const mode_tables *last = v->modes + m->at;
+  const run *r = m->modes[m->at].run;
   const integer d = m->n_directions;
   double of_states = 0, *found = b->found;
   int enough = 1;
@@ -298,7 +299,7 @@ static int is_resolved_well(const batch *b) {
   if (enough) return 1;
   for (integer i = 0; i <= m->n_events; i++) {
     const stretch own = stretch_of(m, i);
-    const station *at = m->stations + own.mode, *from;
+    const mode_tables *at = m->modes + own.mode, *from;
     const integer n = at->run->model->n, width = at->run->width;
     for (integer k = own.row; k < own.row_end; k++) {
       const double *row = at->run->rows + k * width;
@@ -306,7 +307,7 @@ static int is_resolved_well(const batch *b) {
     }
     if (i == m->n_events || !r->n_eval || stays(link_of(m, i))) continue;
     const event e = part_of(m, i, &from);
-    const station *to = &m->stations[link_of(m, i)->target];
+    const mode_tables *to = &m->modes[link_of(m, i)->target];
     note_sizes(m, from, e.x, e.before, from->n_y + m->n_memory, &of_states, found);
     note_sizes(m, to, e.x_after, e.after, to->n_y + m->n_memory, &of_states, found);
   }
@@ -321,7 +322,7 @@ static int is_resolved_well(const batch *b) {
 }
 
 /* The transition of the first event that is not clearly regular; -1 if all are. */
-static integer doubtful(const march *m) {
+static integer doubtful(const event_loop *m) {
   for (integer i = 0; i < m->n_events; i++)
     if (m->records[m->offsets[i] + CLEAN_AT] == 0) return link_of(m, i)->transition;
   return -1;
@@ -329,7 +330,7 @@ static integer doubtful(const march *m) {
 
 /* Whether nothing in the run of a gradient needs a closer check. */
 static int needs_no_look(const batch *b) {
-  const plain *v = b->run;
+  const native_run *v = b->run;
   if (v->resting) return leave(b, RESTING, -1);
   if (v->doubtful) return leave(b, DOUBTFUL_EVENT, doubtful(v->tables));
   for (integer i = 0; i < v->n_modes; i++)

@@ -290,7 +290,7 @@ static int is_clear(run *r) {
       if (!(smallest(k, sign_of(v0), &place) > wrong + r->noise[i])) return 0;
     } else {
       const double rest[4] = {k[1], k[2], k[3], 0}; /* has left zero for good: k1 + k2 s + k3 s^2 */
-      const int leaves = v0 == 0 && v1 != 0 && (c->departure[i] == 0 || c->departure[i] * v1 > 0);
+      const int leaves = v0 == 0 && v1 != 0 && (c->leaving_sign[i] == 0 || c->leaving_sign[i] * v1 > 0);
       if (!leaves || !(smallest(rest, sign_of(v1), &place) > LEAVING * wrong)) return 0;
     }
   }
@@ -398,13 +398,13 @@ static void keep_signs(run *r, int row, int earlier) {
 static int leave_zero(run *r, int a, int m) {
   const context *c = r->model;
   int back = 0;
-#define LEAVES(i) (values_of(r, a)[i] == 0 && r->band[i] > 0 && c->departure[i] != 0)
-  for (integer i = 0; i < c->n_guards; i++) back |= LEAVES(i) && values_of(r, m)[i] * c->departure[i] < 0;
+#define LEAVES(i) (values_of(r, a)[i] == 0 && r->band[i] > 0 && c->leaving_sign[i] != 0)
+  for (integer i = 0; i < c->n_guards; i++) back |= LEAVES(i) && values_of(r, m)[i] * c->leaving_sign[i] < 0;
   if (!back) return 0;
   if (glance(r, TRIAL, r->times[a] + MOMENT * (r->times[m] - r->times[a]), 0)) return FATAL;
   for (integer i = 0; i < c->n_guards; i++) {
     const double value = values_of(r, TRIAL)[i];
-    if (LEAVES(i) && value * c->departure[i] > 0) values_of(r, a)[i] = value;
+    if (LEAVES(i) && value * c->leaving_sign[i] > 0) values_of(r, a)[i] = value;
   }
 #undef LEAVES
   return 0;
@@ -504,7 +504,7 @@ static int look(run *r, int status) {
   }
   if (c->returned && !found) { /* it has left in its direction; its return does not concern its transition */
     const integer i = c->returned - 1;
-    if (!(r->directions[i] * c->departure[i] > 0)) return FATAL;
+    if (!(r->directions[i] * c->leaving_sign[i] > 0)) return FATAL;
     c->zero_band[i] = 0;
     c->latest[i] = r->history[i] = values_of(r, START)[i];
   }

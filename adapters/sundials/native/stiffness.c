@@ -85,7 +85,7 @@ static double decay_bound(context *c, double t, const double *x, double t_stop) 
 
 /* Step within which explicit equations change by no more than high orders resolve; see `accurate_step` in
  * port/stiffness.py. 0 if unknown. */
-static double accurate_step(const march *m, const station *at, context *c, double t, const double *x, double span) {
+static double accurate_step(const event_loop *m, const mode_tables *at, context *c, double t, const double *x, double span) {
   double rate[FEW_STATES], moved[FEW_STATES], after[FEW_STATES], allowed[FEW_STATES], sizes[2] = {0, 0}, largest = 0;
   if (c->solves || c->n > FEW_STATES || rates_at(c, t, x, rate)) return 0;
   c->flow_calls--; /* not one of the solver's */
@@ -105,8 +105,8 @@ static double accurate_step(const march *m, const station *at, context *c, doubl
 }
 
 /* Whether a mode is clearly nonstiff at the start of a segment; the rules are those of choice.py. */
-static int begins_soft(const plain *v, const station *at, context *c, double t, const double *x) {
-  const march *m = v->tables;
+static int begins_soft(const native_run *v, const mode_tables *at, context *c, double t, const double *x) {
+  const event_loop *m = v->tables;
   const double rate = decay_bound(c, t, x, m->t1), left = m->t1 - t;
   if (rate == 0) return 1;
   const double step = fmin(accurate_step(m, at, c, t, x, left), v->longest > 0 ? v->longest : left);

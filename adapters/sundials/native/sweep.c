@@ -215,8 +215,8 @@ int dh_back_steps(explicit_adjoint *s) {
 }
 
 /* Map L = dG/d(y, m) from after an event to before it, and add to dG/dp; see system/transition_map.py */
-static int back_across(sweep *s, const station *from, const station *to, const link *l, double t, double count, const event *e) {
-  march *m = s->tables;
+static int back_across(sweep *s, const mode_tables *from, const mode_tables *to, const link *l, double t, double count, const event *e) {
+  event_loop *m = s->tables;
   const integer nf = from->n_y + m->n_memory, nt = to->n_y + m->n_memory, np = m->n_parameters, width = nf + np + 1;
   crossing found;
   double *before = s->work, *drift = before + width - 1, *drift_size = drift + nt;
@@ -356,15 +356,15 @@ static integer path_begin(const sweep *s, integer i) {
 
 /* Sweep backward through every event of a record table and the segment before it. */
 int dh_sweep(sweep *s) {
-  march *m = s->tables;
+  event_loop *m = s->tables;
   integer measured = s->n_measured;
   for (integer i = s->n_events - 1; i >= 0; i--) {
     double *record = s->records + s->offsets[i];
     s->failed = i;
     const integer mode = (integer)record[MODE_AT];
-    const station *from = &m->stations[mode];
+    const mode_tables *from = &m->modes[mode];
     const link *l = &from->links[(integer)record[GUARD_AT]];
-    const station *to = &m->stations[l->target];
+    const mode_tables *to = &m->modes[l->target];
     event e;
     lay_out(m, from, to, record, &e);
     const integer row = s->marks_width + s->n_wrt;

@@ -1,6 +1,6 @@
 /* ---- guards at rest at zero on entry to a mode ---------------------------------------------------
  *
- * The rules are those of simulation/departure.py: a guard is at rest if it and its rate are zero to the accuracy of the
+ * The rules are those of simulation/resting_guards.py: a guard is at rest if it and its rate are zero to the accuracy of the
  * state; it leaves zero in the direction of its second or third derivative. */
 
 /* Quantities of every guard at a point x, with the memory of the context. `state` and `rates` are work space. */
@@ -44,7 +44,7 @@ static int at_twists(context *c, double t, const double *x, double past, double 
 }
 
 /* A quantity of every guard after an event, and its uncertainty due to the tolerances of the state. */
-static int known_of(march *m, const station *to, double t, const event *e, double past, quantity *of, double *value) {
+static int known_of(event_loop *m, const mode_tables *to, double t, const event *e, double past, quantity *of, double *value) {
   context *c = to->run->model;
   const integer n = c->n, ng = c->n_guards;
   double *x = m->rest, *state = x + n, *rates = m->rest + REST_STATES * n, *moved = rates + 4 * ng, *reach = value + ng;
@@ -61,7 +61,7 @@ static int known_of(march *m, const station *to, double t, const event *e, doubl
 }
 
 /* Find the guards at rest that leave zero: write their bands to `band`, followed by the signs with which they leave. */
-static int depart(march *m, const station *to, double t, const event *e, double past, const double *value,
+static int depart(event_loop *m, const mode_tables *to, double t, const event *e, double past, const double *value,
                       const double *rate, double *band) {
   const context *c = to->run->model;
   const integer ng = c->n_guards;
@@ -83,10 +83,10 @@ static int depart(march *m, const station *to, double t, const event *e, double 
   return 0;
 }
 
-/* Find guards at rest on entry to another mode, and set their bands and signs in `march.entered`; return whether that
+/* Find guards at rest on entry to another mode, and set their bands and signs in `event_loop.entered`; return whether that
  * failed. `decided` becomes 0 if a guard other than the event's own is zero to the accuracy of the state and a
  * neighbouring run would meet it. */
-static int at_rest(march *m, const station *from, const station *to, integer own, double t, const event *e, int *decided) {
+static int at_rest(event_loop *m, const mode_tables *from, const mode_tables *to, integer own, double t, const event *e, int *decided) {
   context *c = to->run->model;
   const integer ng = c->n_guards;
   const double past = t - (m->n_times ? m->recent[0] : m->t0);

@@ -1,7 +1,7 @@
 /* ---- a run from start to end ------------------------------------------------------------------------------------
  *
  * The rules are those of the automaton (simulation/automaton.py, event_logic.py, stiffness.py). If one of them requires
- * more than is implemented here, the run pauses and the automaton continues; NOT_PLAIN means that it has not started. */
+ * more than is implemented here, the run pauses and the automaton continues; NOT_STARTED means that it has not started. */
 
 static integer counter(const context *c, int which) {
   const integer counts[COUNTED] = {c->flow_calls, c->jacobian_calls, c->linearised_calls, c->guard_calls, c->not_finite};
@@ -10,10 +10,10 @@ static integer counter(const context *c, int which) {
 
 /* Check the guards of the initial mode; returns whether none fires. Those past their threshold wait for their next crossing,
  * unless another rule applies. */
-static int look_at_start(const march *m, const station *first, context *c, const double *h) {
+static int look_at_start(const event_loop *m, const mode_tables *first, context *c, const double *h) {
   const double *rate = h + first->n_guards, *size = rate + first->n_guards;
   memset(c->zero_band, 0, (size_t)c->n_guards * sizeof(double));
-  memset(c->departure, 0, (size_t)c->n_guards * sizeof(double));
+  memset(c->leaving_sign, 0, (size_t)c->n_guards * sizeof(double));
   for (integer j = 0; j < first->n_guards; j++) {
     const double width = band_of(m, h[j], size[j], rate[j], m->t0), direction = (double)first->links[j].direction;
     m->ranges[first->links[j].transition] = fabs(h[j]);
@@ -22,7 +22,7 @@ static int look_at_start(const march *m, const station *first, context *c, const
       if (moving && direction * rate[j] > 0) return 0;
       if (!moving && (first->links[j].jumps || !first->links[j].waits)) return 0;
       c->zero_band[j] = width;
-      c->departure[j] = moving ? sign_of(rate[j]) : 0;
+      c->leaving_sign[j] = moving ? sign_of(rate[j]) : 0;
     } else if (direction * h[j] > 0) {
       const link *l = &first->links[j];
       if (!l->cross || !l->waits || l->toggles || l->jumps) return 0;
@@ -32,7 +32,7 @@ static int look_at_start(const march *m, const station *first, context *c, const
 }
 
 /* Add the derivatives of a measurement, by (w, p, t), to those of all functionals. */
-static void add_derivatives(const march *m, const station *at, integer which, double *derivatives) {
+static void add_derivatives(const event_loop *m, const mode_tables *at, integer which, double *derivatives) {
   const measuring *own = m->measured + which;
   const integer width = at->n_y + m->n_memory + m->n_parameters + 1;
   for (integer j = 0; j < width; j++)
@@ -41,10 +41,10 @@ static void add_derivatives(const march *m, const station *at, integer which, do
 }
 
 /* Take the measurements at the start, with their derivatives; returns whether nothing else is due there. */
-static int measure_start(plain *v, double *derivatives) {
-  march *m = v->tables;
+static int measure_start(native_run *v, double *derivatives) {
+  event_loop *m = v->tables;
   alarms *due = &m->schedule[v->mode];
-  const station *first = v->stations + v->mode;
+  const mode_tables *first = v->modes + v->mode;
   const integer width = first->n_y + m->n_memory + m->n_parameters + 1;
   if (m->measured) memset(derivatives, 0, (size_t)(m->n_functionals * width) * sizeof(double));
   for (; due->next < due->n && due->times[due->next] <= m->t0 + SAME_INSTANT * elapsed(m, m->t0); due->next++) {
@@ -57,10 +57,10 @@ static int measure_start(plain *v, double *derivatives) {
 }
 
 /* The same at the end, where the derivatives are added to those of the terminal values. */
-static int measure_end(plain *v, double *derivatives) {
-  march *m = v->tables;
+static int measure_end(native_run *v, double *derivatives) {
+  event_loop *m = v->tables;
   const alarms *due = &m->schedule[m->at];
-  const station *last = v->stations + m->at;
+  const mode_tables *last = v->modes + m->at;
   const double t = last->run->t;
   for (integer i = due->next; i < due->n && due->times[i] - t <= SAME_INSTANT * elapsed(m, t); i++) {
     const integer which = due->counts[i];
@@ -73,9 +73,9 @@ static int measure_end(plain *v, double *derivatives) {
 }
 
 /* Begin the first segment. */
-static int set_out(plain *v) {
-  march *m = v->tables;
-  station *first = v->stations + v->mode;
+static int set_out(native_run *v) {
+  event_loop *m = v->tables;
+  mode_tables *first = v->modes + v->mode;
   run *r = v->runs[v->mode];
   context *c = r->model;
   const integer nx = first->n_x, ng = first->n_guards, nw = first->n_y + m->n_memory;
@@ -83,7 +83,7 @@ static int set_out(plain *v) {
   double *res[7] = {v->start, memory, xdot, h, h + ng, h + 2 * ng, by_p};
   for (integer i = 0; i < v->n_modes; i++) {
     for (int k = 0; k < COUNTED; k++) v->counted[i * COUNTED + k] = counter(v->runs[i]->model, k);
-    v->stations[i].run = 0;
+    v->modes[i].run = 0;
     v->runs[i]->n_rows = v->runs[i]->n_path = v->runs[i]->next_eval = v->runs[i]->n_turns = 0;
   }
   for (integer i = 0; i < v->n_modes; i++) {
@@ -94,18 +94,19 @@ static int set_out(plain *v) {
   memset(m->gained, 0, (size_t)((1 + m->n_directions) * m->n_functionals) * sizeof(double));
   memset(m->taken, 0, (size_t)((1 + m->n_directions) * m->n_functionals) * sizeof(double));
   memset(m->rested, 0, (size_t)v->n_transitions * sizeof(integer));
-  m->used = m->n_events = m->n_passed = m->n_segments = m->steps = m->failures = m->newton_failures = m->row = m->path_row = m->full = m->resumed = m->placed = 0;
+  m->used = m->n_events = m->n_passed = m->n_segments = m->steps = m->failures = m->newton_failures = 0;
+  m->row = m->path_row = m->full = m->resumed = m->placed = 0;
   m->n_times = 0;
   m->kept = 0;
   m->wanted = -1;
   m->at = v->mode;
   if (v->origin && call(m, v->origin, first->numbers, m->t0, v->start, v->start, res, 7)) return FATAL;
-  if (!all_finite(v->start, h + ng - v->start)) return NOT_PLAIN;
-  if (!all_finite(by_p, nw * m->n_parameters)) return NOT_PLAIN;
-  if (!look_at_start(m, first, c, h) || !find_moves(m, v->start, memory)) return NOT_PLAIN;
+  if (!all_finite(v->start, h + ng - v->start)) return NOT_STARTED;
+  if (!all_finite(by_p, nw * m->n_parameters)) return NOT_STARTED;
+  if (!look_at_start(m, first, c, h) || !find_moves(m, v->start, memory)) return NOT_STARTED;
   memcpy(c->memory, memory, (size_t)m->n_memory * sizeof(double));
   c->held_valid = 0;
-  if (v->watch && !r->implicit && !begins_soft(v, first, c, m->t0, v->start)) return NOT_PLAIN;
+  if (v->watch && !r->implicit && !begins_soft(v, first, c, m->t0, v->start)) return NOT_STARTED;
   first->run = r;
   r->t = m->begun = m->t0;
   r->first_step = m->began_with = m->first_step;
@@ -123,21 +124,21 @@ static int set_out(plain *v) {
   }
   if (r->xdot && set_rates(r, xdot)) return FATAL;
   if (first->implicit && complete_directions(r, 0)) return FATAL;
-  if (!measure_start(v, by_p + nw * m->n_parameters)) return NOT_PLAIN;
+  if (!measure_start(v, by_p + nw * m->n_parameters)) return NOT_STARTED;
   set_stop(m, r);
   return dh_begin(r);
 }
 
 /* Schedule the next check of the steps; reallocations do not affect it. */
-static void schedule_look(plain *v, integer taken) {
+static void schedule_look(native_run *v, integer taken) {
   const integer due = taken + (v->watch && !v->runs[v->tables->at]->implicit ? v->interval : BUDGET);
   v->look = due < v->max_steps ? due : v->max_steps;
 }
 
 /* Enter the wanted mode, if explicit steps suffice in it. */
-static int open_wanted(plain *v) {
-  march *m = v->tables;
-  const station *from = v->stations + m->at, *to = v->stations + m->wanted;
+static int open_wanted(native_run *v) {
+  event_loop *m = v->tables;
+  const mode_tables *from = v->modes + m->at, *to = v->modes + m->wanted;
   run *r = v->runs[m->wanted];
   context *c = r->model;
   event e;
@@ -149,32 +150,32 @@ static int open_wanted(plain *v) {
     v->interval = LOOK;
     schedule_look(v, m->steps + from->run->steps);
   }
-  v->stations[m->wanted].run = r;
+  v->modes[m->wanted].run = r;
   m->wanted = -1;
   m->resumed = 1;
   return 1;
 }
 
 /* Evaluate the end of the run; returns 0 if nothing else happens there. */
-static int arrive(plain *v) {
-  march *m = v->tables;
-  const station *last = v->stations + m->at;
+static int arrive(native_run *v) {
+  event_loop *m = v->tables;
+  const mode_tables *last = v->modes + m->at;
   run *r = last->run;
   context *c = r->model;
   const integer nx = last->n_x, ng = last->n_guards, nf = m->n_functionals, width = last->n_y + m->n_memory + m->n_parameters + 1;
   const integer n_u = nx + m->n_memory + m->n_parameters + 1;
   double *xdot = v->end + nx, *h = xdot + nx, *values = h + 3 * ng, *by_w = values + nf, *size = by_w + nf * width;
   double *res[10] = {v->end, xdot, h, h + ng, h + 2 * ng, values, v->by_u, by_w, size, size + nf};
-  if (r->n_eval && r->next_eval < r->n_eval) return NOT_PLAIN;
-  if (call(m, v->final[m->at], m->stations[m->at].numbers, r->t, r->completed, c->memory, res, 10)) return FATAL;
-  if (!measure_end(v, by_w)) return NOT_PLAIN;
+  if (r->n_eval && r->next_eval < r->n_eval) return NOT_STARTED;
+  if (call(m, v->final[m->at], m->modes[m->at].numbers, r->t, r->completed, c->memory, res, 10)) return FATAL;
+  if (!measure_end(v, by_w)) return NOT_STARTED;
   const double *integrals = c->api->array(r->x) + c->n;
   double *rates = size + 2 * nf, *own = rates + c->n, *memory = own + nf, *gradient = memory + m->n_memory;
   for (integer i = 0; i < nf; i++) {
     own[i] = (i < m->n_integrals ? integrals[i] : 0) + m->gained[i] + m->taken[i];
     values[i] += own[i];
   }
-  if (!all_finite(v->end, h + ng - v->end) || !all_finite(values, nf)) return NOT_PLAIN;
+  if (!all_finite(v->end, h + ng - v->end) || !all_finite(values, nf)) return NOT_STARTED;
   memcpy(rates, r->completed + c->n, (size_t)c->n * sizeof(double));
   memcpy(memory, c->memory, (size_t)m->n_memory * sizeof(double));
   for (integer i = 0; i < m->n_directions; i++, gradient += nf) {
@@ -187,11 +188,11 @@ static int arrive(plain *v) {
       const double along = j < ny ? s[j] : j < nw ? dm[j - ny] : dp[j - nw];
       for (integer k = 0; along != 0 && k < nf; k++) gradient[k] += column[k] * along;
     }
-    if (!all_finite(gradient, nf)) return NOT_PLAIN;
+    if (!all_finite(gradient, nf)) return NOT_STARTED;
   }
-  if (m->certify && !(all_finite(v->by_u, nf * n_u) && all_finite(by_w, nf * width))) return NOT_PLAIN;
+  if (m->certify && !(all_finite(v->by_u, nf * n_u) && all_finite(by_w, nf * width))) return NOT_STARTED;
   for (integer j = 0; j < ng; j++) {
-    if (fabs(h[j]) <= band_of(m, h[j], h[2 * ng + j], h[ng + j], r->t)) return NOT_PLAIN;
+    if (fabs(h[j]) <= band_of(m, h[j], h[2 * ng + j], h[ng + j], r->t)) return NOT_STARTED;
     if (c->zero_band[j] != 0) m->rested[last->links[j].transition] = 1;
   }
   v->resting = 0;
@@ -204,25 +205,25 @@ static int arrive(plain *v) {
   return 0;
 }
 
-/* From the start to the end; call again after enlarging the buffers if there was no room. FINISHED at the end, NOT_PLAIN
- * if it has not started; otherwise it pauses, with the status of `dh_march`, or PAUSED if the method or the steps need
+/* From the start to the end; call again after enlarging the buffers if there was no room. FINISHED at the end, NOT_STARTED
+ * if it has not started; otherwise it pauses, with the status of `dh_run_events`, or PAUSED if the method or the steps need
  * a closer check. */
-int dh_run(plain *v) {
-  march *m = v->tables;
+int dh_run(native_run *v) {
+  event_loop *m = v->tables;
   if (!v->under_way) {
     const int flag = set_out(v);
-    if (flag) return NOT_PLAIN;
+    if (flag) return NOT_STARTED;
     v->under_way = 1;
     v->look = v->taken = v->events = 0;
     v->interval = LOOK, v->before = m->t0;
     schedule_look(v, 0);
   }
   while (1) {
-    run *r = v->stations[m->at].run;
+    run *r = v->modes[m->at].run;
     integer taken = m->steps + r->steps;
     m->budget = v->look - taken;
-    const int status = dh_march(m);
-    r = v->stations[m->at].run;
+    const int status = dh_run_events(m);
+    r = v->modes[m->at].run;
     if (m->wanted >= 0 && open_wanted(v)) continue;
     if (m->full) return ROWS_FULL;
     if (status == REACHED_STOP && m->wanted < 0 && r->t == m->t1) return arrive(v) ? status : FINISHED;
@@ -245,57 +246,57 @@ int dh_run(plain *v) {
 /* ---- the adjoint of a run -------------------------------------------------------------------------------------- */
 
 /* rates of the integrated states at the start of the last segment */
-static const double *rates_begin(const plain_adjoint *b) {
+static const double *rates_begin(const native_gradient *b) {
   const sweep *s = b->back;
-  const march *m = s->tables;
-  if (!s->n_events) return b->start + m->stations[b->first].n_x + m->n_memory;
+  const event_loop *m = s->tables;
+  if (!s->n_events) return b->start + m->modes[b->first].n_x + m->n_memory;
   double *record = s->records + s->offsets[s->n_events - 1];
-  const station *from = &m->stations[(integer)record[MODE_AT]];
+  const mode_tables *from = &m->modes[(integer)record[MODE_AT]];
   event e;
-  lay_out(m, from, &m->stations[b->last], record, &e);
+  lay_out(m, from, &m->modes[b->last], record, &e);
   return e.xdot_after;
 }
 
 /* Largest magnitude of each variable, by name, and of each memory. For variables that never leave their absolute
  * tolerance, the magnitude at which it equals the relative one; one for a memory of zero. */
-static void measure_extents(const plain_adjoint *b) {
+static void measure_extents(const native_gradient *b) {
   const sweep *s = b->back;
-  const march *m = s->tables;
+  const event_loop *m = s->tables;
   double *of_memory = b->extent + b->n_slots;
   memset(b->extent, 0, (size_t)(b->n_slots + m->n_memory) * sizeof(double));
 #define NOTE(place, value) b->extent[place] = fmax(b->extent[place], fabs(value))
   for (integer i = 0; i < b->n_modes; i++) {
     const integer *slot = b->slots + i * b->widest;
     for (integer k = 0; s->paths[i] && k < b->path_rows[i]; k++)
-      for (integer j = 0; j < m->stations[i].n_y; j++) NOTE(slot[j], s->paths[i][k * s->modes[i]->width + 1 + j]);
+      for (integer j = 0; j < m->modes[i].n_y; j++) NOTE(slot[j], s->paths[i][k * s->modes[i]->width + 1 + j]);
   }
   const double *begin = rates_begin(b);
-  for (integer j = 0; j < m->stations[b->last].n_y; j++) {
+  for (integer j = 0; j < m->modes[b->last].n_y; j++) {
     NOTE(b->slots[b->last * b->widest + j], b->moved * begin[j]);
     NOTE(b->slots[b->last * b->widest + j], b->moved * b->rates_end[j]);
   }
   for (integer j = 0; j < m->n_memory; j++) NOTE(b->n_slots + j, b->memory[j]);
   for (integer i = 0; i < s->n_events; i++) {
     double *record = s->records + s->offsets[i];
-    const station *from = &m->stations[(integer)record[MODE_AT]];
+    const mode_tables *from = &m->modes[(integer)record[MODE_AT]];
     event e;
-    lay_out(m, from, &m->stations[from->links[(integer)record[GUARD_AT]].target], record, &e);
+    lay_out(m, from, &m->modes[from->links[(integer)record[GUARD_AT]].target], record, &e);
     for (integer j = 0; j < m->n_memory; j++) of_memory[j] = fmax(of_memory[j], fmax(fabs(e.memory[j]), fabs(e.memory_after[j])));
   }
 #undef NOTE
   for (integer i = 0; i < b->n_modes; i++)
-    for (integer j = 0; j < m->stations[i].n_y; j++) {
+    for (integer j = 0; j < m->modes[i].n_y; j++) {
       double *extent = b->extent + b->slots[i * b->widest + j];
-      if (!(*extent > m->stations[i].absolute[j])) *extent = m->stations[i].absolute[j] / m->rtol;
+      if (!(*extent > m->modes[i].absolute[j])) *extent = m->modes[i].absolute[j] / m->rtol;
     }
   for (integer j = 0; j < b->n_slots + m->n_memory; j++)
     if (!(b->extent[j] > 0)) b->extent[j] = 1;
 }
 
 /* First-order contribution of the states to each cost. */
-static int measure_costs(const plain_adjoint *b) {
+static int measure_costs(const native_gradient *b) {
   const sweep *s = b->back;
-  march *m = s->tables;
+  event_loop *m = s->tables;
   double *weights = b->costs + s->n_components, *largest = weights + m->n_functionals;
   const integer stride = (s->n_events + ENDS - 1) / ENDS;
   memset(largest, 0, (size_t)m->n_functionals * sizeof(double));
@@ -303,9 +304,9 @@ static int measure_costs(const plain_adjoint *b) {
     const double *found = b->weights_end;
     if (i < s->n_events) {
       double *record = s->records + s->offsets[i], *res[10] = {0, 0, 0, 0, 0, 0, 0, 0, 0, weights};
-      const station *from = &m->stations[(integer)record[MODE_AT]];
+      const mode_tables *from = &m->modes[(integer)record[MODE_AT]];
       event e;
-      lay_out(m, from, &m->stations[from->links[(integer)record[GUARD_AT]].target], record, &e);
+      lay_out(m, from, &m->modes[from->links[(integer)record[GUARD_AT]].target], record, &e);
       if (call(m, b->final[(integer)record[MODE_AT]], from->numbers, record[0], e.x, e.memory, res, 10)) return FATAL;
       found = weights;
     }
@@ -321,9 +322,9 @@ static int measure_costs(const plain_adjoint *b) {
 }
 
 /* Tolerances of the adjoints and of their integrals in every mode; the rules are those of sensitivity/adjoint.py. */
-static void set_tolerances(const plain_adjoint *b) {
+static void set_tolerances(const native_gradient *b) {
   const sweep *s = b->back;
-  const march *m = s->tables;
+  const event_loop *m = s->tables;
   const double finer = 1 / fmax(1, (double)(s->n_events + 1) / FEW_SEGMENTS), rtol = m->rtol * finer;
   for (integer i = 0; i < b->n_modes; i++) {
     explicit_adjoint *own = s->modes[i];
@@ -333,8 +334,8 @@ static void set_tolerances(const plain_adjoint *b) {
     double *absolute = (double *)own->absolute, *of_totals = (double *)own->absolute_totals, least = rtol;
     own->rtol = rtol;
     own->steps = 0;
-    for (integer j = 0; j < m->stations[i].n_y; j++) {
-      const double x = b->extent[slot[j]], floor = fmin(fmax(finer * m->stations[i].absolute[j] / x, ADJOINT_ROUNDING), rtol);
+    for (integer j = 0; j < m->modes[i].n_y; j++) {
+      const double x = b->extent[slot[j]], floor = fmin(fmax(finer * m->modes[i].absolute[j] / x, ADJOINT_ROUNDING), rtol);
       least = fmin(least, floor);
       for (integer k = 0; k < s->n_components; k++) absolute[k * n + j] = b->costs[k] * (floor / x);
     }
@@ -350,7 +351,7 @@ static void forget_counts(context *c) {
   c->flow_calls = c->jacobian_calls = c->linearised_calls = c->guard_calls = c->not_finite = 0;
 }
 
-static void count_work(plain_adjoint *b) {
+static void count_work(native_gradient *b) {
   memset(b->counts, 0, sizeof b->counts);
   b->steps = 0;
   for (integer i = 0; i < b->n_modes; i++) {
@@ -362,12 +363,12 @@ static void count_work(plain_adjoint *b) {
 }
 
 /* From the end of a run to its start, if all its steps are explicit. */
-int dh_run_back(plain_adjoint *b) {
+int dh_run_back(native_gradient *b) {
   sweep *s = b->back;
-  march *m = s->tables;
+  event_loop *m = s->tables;
   explicit_adjoint *own = s->modes[b->last];
   context *c = own->model;
-  const station *first = &m->stations[b->first], *last = &m->stations[b->last];
+  const mode_tables *first = &m->modes[b->first], *last = &m->modes[b->last];
   const integer ny = last->n_y, nm = m->n_memory, nf = m->n_functionals, count = s->n_wrt + nm;
   for (integer i = 0; i < b->n_modes; i++)
     if (s->modes[i]) forget_counts(s->modes[i]->model);

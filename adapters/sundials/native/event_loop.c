@@ -5,19 +5,19 @@
  * derivatives those of system/transition_map.py, knots are those of simulation/stop_times.py. In any other case
  * (another guard near zero, non-finite values, equations that are not clearly solvable, accumulating events, ...) the
  * state is left unchanged, and the automaton continues from it. */
-static double elapsed(const march *m, double t) { return fmax(fabs(t), t - m->t0); }
+static double elapsed(const event_loop *m, double t) { return fmax(fabs(t), t - m->t0); }
 
-static double duration(const march *m, double t) { return fmax(fabs(t), m->t1 - m->t0); }
+static double duration(const event_loop *m, double t) { return fmax(fabs(t), m->t1 - m->t0); }
 
 /* band within which a guard is zero to rounding */
-static double band_of(const march *m, double h, double size, double rate, double t) {
+static double band_of(const event_loop *m, double h, double size, double rate, double t) {
   const double rounding = size + fabs(rate) * elapsed(m, t);
   return ZERO_ROUNDINGS * DBL_EPSILON * (isfinite(rounding) ? rounding : fabs(h)) + DBL_MIN;
 }
 
 /* Whether intervals between events have been shrinking for some time, by a constant ratio, as if they were to accumulate
  * soon; the automaton then checks. */
-static int accumulates(const march *m, double t) {
+static int accumulates(const event_loop *m, double t) {
   if (m->n_times < ZENO_INTERVALS) return 0;
   double least = HUGE_VAL, most = 0, later = t - m->recent[0];
   for (integer i = 1; i < ZENO_INTERVALS; i++) {
@@ -30,7 +30,7 @@ static int accumulates(const march *m, double t) {
 }
 
 /* parts of an event's record, in order; mirrored in record_table.py */
-static integer lay_out(const march *m, const station *from, const station *to, double *record, event *e) {
+static integer lay_out(const event_loop *m, const mode_tables *from, const mode_tables *to, double *record, event *e) {
   double *at = record + HEADER;
 #define PART(name, size) e->name = at, at += (size)
   PART(x, from->n_x);
@@ -59,7 +59,7 @@ static int stays(const link *l) { return l->measures || l->turns; }
 
 /* Whether something else that is due `after` a time event, a measurement or a knot can be carried out natively: as the next
  * one of the instant, or later in any case. Of two transitions at one time `moves_along` compares the derivatives. */
-static int follows(const march *m, const link *own, const link *other, double after, double instant) {
+static int follows(const event_loop *m, const link *own, const link *other, double after, double instant) {
   const int given = !m->certify || (own->fixed && other->fixed), ticks = own->clock >= 0 && other->clock >= 0;
   if (own->clock < 0 && !stays(own)) return 0;
   if (after > instant) return given || (stays(own) && stays(other)) || (ticks && own->clock == other->clock);
@@ -71,9 +71,9 @@ static int follows(const march *m, const link *own, const link *other, double af
 
 /* Whether nothing is due near a time, in the mode before an event and in that after it, except what `follows`. Transitions
  * on a shared clock tick once. */
-static int no_other_alarm(const march *m, double t, const link *own) {
+static int no_other_alarm(const event_loop *m, double t, const link *own) {
   const double instant = SAME_INSTANT * elapsed(m, t), near = fmax(instant, m->slack * elapsed(m, t));
-  const station *from = &m->stations[m->at], *to = &m->stations[own->target];
+  const mode_tables *from = &m->modes[m->at], *to = &m->modes[own->target];
   alarms *before = &m->schedule[m->at], *after = &m->schedule[own->target];
   for (integer i = before->next; i < before->n && before->times[i] - t <= near; i++) {
     const link *other = &from->links[before->links[i]];
@@ -94,7 +94,7 @@ static int no_other_alarm(const march *m, double t, const link *own) {
 }
 
 /* Set the stop time of the segment that begins in the current mode; outputs at the end of the run belong to it. */
-static void set_stop(const march *m, run *r) {
+static void set_stop(const event_loop *m, run *r) {
   alarms *own = &m->schedule[m->at];
   const double instant = SAME_INSTANT * elapsed(m, r->t);
   while (own->next < own->n && own->times[own->next] <= r->t + instant) own->next++;
@@ -103,7 +103,7 @@ static void set_stop(const march *m, run *r) {
 }
 
 /* Whether a guard passes zero against its direction: its transition fires neither in this run nor in a neighbouring one. */
-static int passes_by(const march *m, const station *from, integer j, double t, const event *e) {
+static int passes_by(const event_loop *m, const mode_tables *from, integer j, double t, const event *e) {
   const link *l = &from->links[j];
   const double h = e->guards[j], rate = e->guards[from->n_guards + j], size = e->guards[2 * from->n_guards + j];
   return (double)l->direction * rate < 0 && l->waits && !l->toggles && !l->jumps && from->run->model->zero_band[j] == 0 &&
@@ -112,7 +112,7 @@ static int passes_by(const march *m, const station *from, integer j, double t, c
 
 /* whether the crossing guard, if any, is the only one at zero in the source mode, and no other one has passed zero in the
  * step */
-static int one_alone(const march *m, const station *from, integer index, double t, const event *e) {
+static int one_alone(const event_loop *m, const mode_tables *from, integer index, double t, const event *e) {
   const double *h = e->guards, *rate = h + from->n_guards, *size = rate + from->n_guards;
   const double *begun = from->run->history + from->run->model->n_guards;
   for (integer j = 0; j < from->n_guards; j++) {
@@ -126,11 +126,11 @@ static int one_alone(const march *m, const station *from, integer index, double 
 
 /* Looks at the guards of the mode that is entered, and sets what the next segment needs to know of them; whether nothing
  * fires or is past its threshold. `decided`: none is zero that a neighbouring run would meet. */
-static int enter(march *m, const station *from, const station *to, integer index, double t, const event *e,
+static int enter(event_loop *m, const mode_tables *from, const mode_tables *to, integer index, double t, const event *e,
                  int *decided) {
   const double *h = e->guards_after, *rate = h + to->n_guards, *size = rate + to->n_guards;
   const double *h0 = e->guards, *rate0 = h0 + from->n_guards, *size0 = rate0 + from->n_guards;
-  double *band = m->entered, *departure = band + to->run->model->n_guards;
+  double *band = m->entered, *leaving_sign = band + to->run->model->n_guards;
   memset(band, 0, (size_t)(2 * to->run->model->n_guards) * sizeof(double));
   *decided = 1;
   if (at_rest(m, from, to, from == to ? index : -1, t, e, decided)) return 0;
@@ -146,7 +146,7 @@ static int enter(march *m, const station *from, const station *to, integer index
       const int moving = fabs(rate[j]) * duration(m, t) > width;
       if (!moving && (to->links[j].jumps || !to->links[j].waits)) return 0;
       band[j] = width;
-      departure[j] = moving ? sign_of(rate[j]) : 0;
+      leaving_sign[j] = moving ? sign_of(rate[j]) : 0;
       if (moving && towards > 0 && (!own || to->links[j].toggles)) return 0;
       if (moving && !own && from == to && to->links[j].direction == 0) return 0;
       const int kept = own && moving && to->links[j].keeps; /* a neighbouring run finds it at zero, too */
@@ -163,7 +163,7 @@ static int enter(march *m, const station *from, const station *to, integer index
 
 /* Whether a time event moves with the parameters like the one before it at the instant, if any; `h` are the derivatives of
  * its guard. */
-static int moves_along(march *m, const double *h, double rate) {
+static int moves_along(event_loop *m, const double *h, double rate) {
   for (integer j = 0; j < m->n_parameters; j++) {
     const double own = -h[j] / rate, other = m->ticked[j];
     if (m->fired && !(fabs(own - other) <= SAME_INSTANT * fabs(other))) return 0;
@@ -174,7 +174,7 @@ static int moves_along(march *m, const double *h, double rate) {
 
 /* Derivatives across the event, SR eq. 6 and 28; returns whether they exist. `clean` is set if the
  * crossing is deep enough for the accuracy of the run, so that they are reliable. */
-static int differentiate(march *m, const station *from, const station *to, const link *l, double t, const event *e,
+static int differentiate(event_loop *m, const mode_tables *from, const mode_tables *to, const link *l, double t, const event *e,
                          double *clean) {
   const integer nf = from->n_y + m->n_memory, nt = to->n_y + m->n_memory, width = nf + m->n_parameters + 1;
   const run *r = from->run;
@@ -227,7 +227,7 @@ static int differentiate(march *m, const station *from, const station *to, const
 }
 
 /* Costs of an event, and their effect on the functionals; returns whether they are finite. Call after `differentiate`. */
-static int charge(march *m, const station *from, const station *to, const link *l, double t, const event *e) {
+static int charge(event_loop *m, const mode_tables *from, const mode_tables *to, const link *l, double t, const event *e) {
   const integer nk = m->n_functionals, nf = from->n_y + m->n_memory, width = nf + m->n_parameters + 1;
   const run *r = from->run;
   const double *by = m->cost + nk, *flow = m->tangent + width + l->jump.column[width];
@@ -249,7 +249,7 @@ static int charge(march *m, const station *from, const station *to, const link *
 
 /* Whether the algebraic variables after an event are determined, clearly and to the accuracy of the state; see
  * system/reinitialisation.py, `refuse_singular_entry`. `e->open` holds their derivatives by y, followed by k_z. */
-static int determined(const march *m, const station *to, const event *e) {
+static int determined(const event_loop *m, const mode_tables *to, const event *e) {
   const integer n = to->n_z;
   const double *by_z = e->open + n * to->n_y;
   double *scale = m->solving, *rows = scale + n, *work = rows + 2 * n, *inverse = work + n * n;
@@ -266,14 +266,14 @@ static int determined(const march *m, const station *to, const event *e) {
 
 /* Whether an event leads onto the target's constraints, to the accuracy of the state, before the projection by
  * `moved`. */
-static int lands(const march *m, const station *to, const event *e, const double *moved) {
+static int lands(const event_loop *m, const mode_tables *to, const event *e, const double *moved) {
   for (integer i = 0; to->n_held && i < to->n_y; i++)
     if (!(moved[i] <= LANDED * (to->absolute[i] + m->rtol * fabs(e->x_after[i])))) return 0;
   return 1;
 }
 
 /* Whether a located guard crosses in its direction, and events do not accumulate. */
-static int crosses(const march *m, const run *r, const link *l) {
+static int crosses(const event_loop *m, const run *r, const link *l) {
   const integer root = l->index, n = r->model->n_guards;
   const double rate = r->guard_values[n + root];
   if (rate == 0 || (double)l->direction * rate < 0 || r->history[n + root] * rate > 0) return 0; /* through infinity, or more than once */
@@ -281,7 +281,7 @@ static int crosses(const march *m, const run *r, const link *l) {
 }
 
 /* Record the end of a segment: integrals, the derivatives of (y, m), and the accumulated costs of events. */
-static void note_end(const march *m, const station *at, const event *e) {
+static void note_end(const event_loop *m, const mode_tables *at, const event *e) {
   const run *r = at->run;
   const context *c = r->model;
   const integer size = at->n_y + m->n_memory;
@@ -294,19 +294,19 @@ static void note_end(const march *m, const station *at, const event *e) {
 }
 
 /* Remove outputs that precede an event or a knot by rounding only: they show the values after it. */
-static void retract(const march *m, run *r) {
+static void retract(const event_loop *m, run *r) {
   while (r->n_eval && r->n_rows > m->row && r->t - r->t_eval[r->next_eval - 1] <= SAME_INSTANT * elapsed(m, r->t))
     r->next_eval--, r->n_rows--;
 }
 
 /* Whether there is room for the record of a link; sets `full` otherwise. */
-static int has_room(march *m, const link *l) {
+static int has_room(event_loop *m, const link *l) {
   m->full = m->used + l->width > m->capacity || m->n_events == m->room;
   return !m->full;
 }
 
 /* Advance past the recorded rows of a segment. */
-static void go_behind(march *m, const run *before, const run *r) {
+static void go_behind(event_loop *m, const run *before, const run *r) {
   m->kept += (double)((before->n_path - m->path_row) * before->path_width);
   if (m->counts_rows) m->kept += (double)((before->n_rows - m->row) * before->width);
   m->row = r->n_rows;
@@ -315,8 +315,8 @@ static void go_behind(march *m, const run *before, const run *r) {
 
 /* Carry out the transition due at the end of a segment, or after others of the instant, if it can be done natively; returns 1
  * if so, else 0. */
-static int fire(march *m) {
-  const station *from = &m->stations[m->at];
+static int fire(event_loop *m) {
+  const mode_tables *from = &m->modes[m->at];
   run *r = from->run;
   context *c = r->model;
   const double t = r->t;
@@ -331,7 +331,7 @@ static int fire(march *m) {
   if (!(m->later || t - m->begun > instant) || !(m->t_stop - t > fmax(instant, m->slack * elapsed(m, t)))) return 0;
   if (!no_other_alarm(m, t, l)) return 0;
   m->clock[1] = timed ? (double)m->schedule[m->at].counts[m->schedule[m->at].next] : 0;
-  const station *to = &m->stations[l->target];
+  const mode_tables *to = &m->modes[l->target];
   if (!has_room(m, l)) return 0;
   double *record = m->records + m->used;
   event e;
@@ -411,11 +411,11 @@ static int set_rates(run *r, const double *xdot) {
 }
 
 /* Place the solver at the point after an event or a knot. */
-static int place(march *m) {
-  const station *from = &m->stations[m->at];
+static int place(event_loop *m) {
+  const mode_tables *from = &m->modes[m->at];
   run *before = from->run;
   const link *l = &from->links[m->exit];
-  const station *to = &m->stations[l->target];
+  const mode_tables *to = &m->modes[l->target];
   run *r = to->run;
   context *c = r->model;
   event e;
@@ -424,7 +424,7 @@ static int place(march *m) {
     if (before->model->zero_band[j] != 0 && !m->later) m->rested[from->links[j].transition] = 1;
   memcpy(m->bands, m->entered, (size_t)(2 * c->n_guards) * sizeof(double));
   memcpy(c->zero_band, m->bands, (size_t)c->n_guards * sizeof(double));
-  memcpy(c->departure, m->bands + c->n_guards, (size_t)c->n_guards * sizeof(double));
+  memcpy(c->leaving_sign, m->bands + c->n_guards, (size_t)c->n_guards * sizeof(double));
   for (integer j = 0; j < to->n_guards; j++) {
     double *range = &m->ranges[to->links[j].transition];
     *range = fmax(*range, fabs(e.guards_after[j]));
@@ -460,8 +460,8 @@ static int place(march *m) {
 }
 
 /* Begin the segment where the solver has been placed. */
-static int begin(march *m) {
-  run *r = m->stations[m->at].run;
+static int begin(event_loop *m) {
+  run *r = m->modes[m->at].run;
   m->placed = 0;
   set_stop(m, r);
   if (!(m->first_step > 0)) r->first_step = fmin(r->first_step, r->t_stop - r->t);
@@ -470,7 +470,7 @@ static int begin(march *m) {
 }
 
 /* Lay out the record of a point without transition; returns whether there is room. */
-static int make_record(march *m, const station *at, const link *l, event *e) {
+static int make_record(event_loop *m, const mode_tables *at, const link *l, event *e) {
   if (!has_room(m, l)) return 0;
   double *record = m->records + m->used;
   memset(record, 0, (size_t)l->width * sizeof(double));
@@ -478,14 +478,14 @@ static int make_record(march *m, const station *at, const link *l, event *e) {
 }
 
 /* Evaluate a point of a mode, at the integrator's x and a memory; returns whether it is finite. */
-static int look_at(march *m, const link *l, double t, const double *given, const double *memory, double *x, double *xdot,
+static int look_at(event_loop *m, const link *l, double t, const double *given, const double *memory, double *x, double *xdot,
                    double *guards, integer n) {
   double *res[5] = {x, xdot, guards, guards + n, guards + 2 * n};
   return !call(m, l->cross, l->numbers, t, given, memory, res, 5) && all_finite(x, guards + 3 * n - x);
 }
 
 /* Complete the record of a point without transition, except for changes there. */
-static void note_point(march *m, const station *at, const link *l, const event *e) {
+static void note_point(event_loop *m, const mode_tables *at, const link *l, const event *e) {
   const run *r = at->run;
   const context *c = r->model;
   alarms *own = &m->schedule[m->at];
@@ -507,8 +507,8 @@ static void note_point(march *m, const station *at, const link *l, const event *
 }
 
 /* Record the point of a measurement at the end of a segment, if nothing else is near; returns 1 if so, else 0. */
-static int measure(march *m) {
-  const station *at = &m->stations[m->at];
+static int measure(event_loop *m) {
+  const mode_tables *at = &m->modes[m->at];
   const run *r = at->run;
   const context *c = r->model;
   const double t = r->t, instant = SAME_INSTANT * elapsed(m, t);
@@ -532,7 +532,7 @@ static int measure(march *m) {
 }
 
 /* Solve for the algebraic variables after a knot, starting from those before it. */
-static int close_algebraic(march *m, const station *at, const link *l, double t, double *x, const double *memory) {
+static int close_algebraic(event_loop *m, const mode_tables *at, const link *l, double t, double *x, const double *memory) {
   const integer n = at->n_z, one = 3 * n + 2 * n * n;
   trial now = lay_out_trial(m->solving, n), next = lay_out_trial(m->solving + one, n);
   memcpy(now.xi, x + at->n_y, (size_t)n * sizeof(double));
@@ -543,8 +543,8 @@ static int close_algebraic(march *m, const station *at, const link *l, double t,
 }
 
 /* Give signals their next coefficients at a knot, if no guard is near zero or changes sign; returns 1 if so, else 0. */
-static int turn(march *m) {
-  const station *at = &m->stations[m->at];
+static int turn(event_loop *m) {
+  const mode_tables *at = &m->modes[m->at];
   run *r = at->run;
   context *c = r->model;
   const double t = r->t, instant = SAME_INSTANT * elapsed(m, t);
@@ -576,11 +576,11 @@ static int turn(march *m) {
 }
 
 /* Continue the segment after measurements, with the solver unchanged. */
-static int carry_on(march *m) {
-  run *r = m->stations[m->at].run;
+static int carry_on(event_loop *m) {
+  run *r = m->modes[m->at].run;
   context *c = r->model;
   memcpy(m->bands, c->zero_band, (size_t)c->n_guards * sizeof(double));
-  memcpy(m->bands + c->n_guards, c->departure, (size_t)c->n_guards * sizeof(double));
+  memcpy(m->bands + c->n_guards, c->leaving_sign, (size_t)c->n_guards * sizeof(double));
   m->begun = r->t;
   m->began_with = r->step ? r->next_step : 0;
   set_stop(m, r);
@@ -591,17 +591,17 @@ static int carry_on(march *m) {
 }
 
 /* Whether more is stored than allowed at a point where another record table may begin. */
-static int is_complete(const march *m) { return m->kept + (m->counts_records ? (double)m->used : 0) > m->bound; }
+static int is_complete(const event_loop *m) { return m->kept + (m->counts_records ? (double)m->used : 0) > m->bound; }
 
 /* Carry out what else is due now, in order. A tick of `clock` has been used up by the transition that led into the mode.
  * Returns 0, COMPLETE if the automaton has to carry out the rest, or SUNDIALS' return code. */
-static int finish_instant(march *m, integer clock) {
-  const double t = m->stations[m->at].run->t;
+static int finish_instant(event_loop *m, integer clock) {
+  const double t = m->modes[m->at].run->t;
   for (m->later = 1; 1;) {
     alarms *own = &m->schedule[m->at];
     while (own->next < own->n && own->times[own->next] < t) own->next++;
     if (own->next == own->n || own->times[own->next] > t) return 0;
-    const link *l = &m->stations[m->at].links[own->links[own->next]];
+    const link *l = &m->modes[m->at].links[own->links[own->next]];
     m->exit = own->links[own->next];
     if (clock >= 0 && l->clock == clock) own->next++;
     else if (l->turns || !(l->measures ? measure(m) : fire(m))) return COMPLETE;
@@ -616,21 +616,21 @@ static int finish_instant(march *m, integer clock) {
 /* Continue from the current point of the mode's run for at most `budget` steps; like `dh_advance`, with FOUND_ROOT if an event
  * cannot be taken natively, a mode is wanted or there is no room for the record, and COMPLETE if the table is full or an
  * instant is to be completed by the automaton. */
-int dh_march(march *m) {
-  const integer end = m->steps + m->stations[m->at].run->steps + m->budget;
+int dh_run_events(event_loop *m) {
+  const integer end = m->steps + m->modes[m->at].run->steps + m->budget;
   while (1) {
-    run *r = m->stations[m->at].run;
+    run *r = m->modes[m->at].run;
     if (m->n_events >= m->last) return COMPLETE;
     if (!m->resumed) {
       r->budget = end - m->steps - r->steps;
       if (r->budget <= 0) return PAUSED;
       const int status = dh_advance(r);
       const alarms *own = &m->schedule[m->at];
-      if (status == FOUND_ROOT && r->root < m->stations[m->at].n_guards) m->exit = r->root;
+      if (status == FOUND_ROOT && r->root < m->modes[m->at].n_guards) m->exit = r->root;
       else if (status == REACHED_STOP && own->next < own->n && r->t == own->times[own->next]) m->exit = own->links[own->next];
       else return status;
     }
-    const link *l = &m->stations[m->at].links[m->exit];
+    const link *l = &m->modes[m->at].links[m->exit];
     if (!m->resumed) m->later = m->fired = 0;
     m->resumed = 0;
     if (!(l->measures ? measure(m) : l->turns ? turn(m) : fire(m))) return l->clock < 0 && !stays(l) ? FOUND_ROOT : REACHED_STOP;

@@ -3,7 +3,7 @@
  * Functions of a link at a point, the unknowns of its arrival by Newton's method, and their derivatives by the
  * implicit function theorem. The rules are those of system/transition_map.py, algebraic.py and reinitialisation.py
  * where they apply clearly; otherwise the transition is left to the automaton. */
-static int call(march *m, casadi_function function, const double *numbers, double t, const double *x,
+static int call(event_loop *m, casadi_function function, const double *numbers, double t, const double *x,
                 const double *memory, double **res, int count) {
   m->arg[0] = &t;
   m->arg[1] = x;
@@ -115,7 +115,7 @@ static trial lay_out_trial(double *at, integer n) {
   return found;
 }
 
-static int try_unknowns(march *m, const link *l, double t, const double *x, const double *memory, const trial *at) {
+static int try_unknowns(event_loop *m, const link *l, double t, const double *x, const double *memory, const trial *at) {
   double *res[4] = {at->phi, at->by_xi, at->by_xi_size, at->size};
   m->xi = at->xi;
   if (call(m, l->solve, l->numbers, t, x, memory, res, 4)) return 0;
@@ -154,7 +154,7 @@ static int is_zero(const trial *at, integer n, double *columns) {
 }
 
 /* Damped Newton's method, see `solve_algebraic` in numerics/algebraic.py; returns whether it has converged. */
-static int iterate(march *m, const link *l, double t, const double *x, const double *memory, trial *at, trial *next,
+static int iterate(event_loop *m, const link *l, double t, const double *x, const double *memory, trial *at, trial *next,
                    double *work) {
   const integer n = l->unknowns;
   double *step = work + n * n;
@@ -185,7 +185,7 @@ static int iterate(march *m, const link *l, double t, const double *x, const dou
 
 /* Solve for the unknowns of an arrival, stored in `m->xi`; returns whether they are clearly determined. Algebraic
  * variables are continuous where that is consistent. */
-static int solve_arrival(march *m, const link *l, double t, const double *x, const double *memory) {
+static int solve_arrival(event_loop *m, const link *l, double t, const double *x, const double *memory) {
   const integer n = l->unknowns, one = 3 * n + 2 * n * n;
   trial at = lay_out_trial(m->solving, n), next = lay_out_trial(m->solving + one, n);
   double *work = m->solving + 2 * one, *res[2] = {at.xi, next.xi};
@@ -203,12 +203,12 @@ static int solve_arrival(march *m, const link *l, double t, const double *x, con
 }
 
 /* the unknowns of an arrival in an event's record */
-static const double *unknowns_of(const station *to, const link *l, const event *e) {
+static const double *unknowns_of(const mode_tables *to, const link *l, const event *e) {
   return l->simple ? e->x_after + to->n_y : e->xi;
 }
 
 /* (w, p, t) -> w after an event and, in `m->slopes`, its unknowns; returns whether the derivatives clearly exist. */
-static int differentiate_arrival(march *m, const station *from, const station *to, const link *l, double t,
+static int differentiate_arrival(event_loop *m, const mode_tables *from, const mode_tables *to, const link *l, double t,
                                  const double *x, const event *e, crossing *c) {
   const integer nf = from->n_y + m->n_memory, nt = to->n_y + m->n_memory, width = nf + m->n_parameters + 1;
   const integer nk = m->n_functionals, n = l->slopes ? l->unknowns : 0;
@@ -254,7 +254,7 @@ static int differentiate_arrival(march *m, const station *from, const station *t
 
 /* Costs of an event, in `m->cost`, followed by their derivatives by (w, p, t); these include the dependence on solved
  * unknowns only after `differentiate_arrival`. */
-static int charges_of(march *m, const station *from, const link *l, double t, const double *x, const double *memory) {
+static int charges_of(event_loop *m, const mode_tables *from, const link *l, double t, const double *x, const double *memory) {
   const integer nk = m->n_functionals, width = from->n_y + m->n_memory + m->n_parameters + 1;
   double *by = m->cost + nk, *by_xi = by + nk * width, *res[3] = {m->cost, by, by_xi};
   if (call(m, l->cost, l->numbers, t, x, memory, res, l->slopes ? 3 : 2)) return FATAL;
@@ -265,17 +265,17 @@ static int charges_of(march *m, const station *from, const link *l, double t, co
 }
 
 /* Find the derivatives of the times of measurements by p; returns whether they are finite. */
-static int find_moves(march *m, const double *x, const double *memory) {
+static int find_moves(event_loop *m, const double *x, const double *memory) {
   double *res[1] = {m->moved};
   return !m->measured || !m->moves || !call(m, m->moves, 0, m->t0, x, memory, res, 1);
 }
 
 /* Measured value at a point of a mode, in `cost`, and its derivatives by (w, p, t), those by p at the moving time; returns
  * whether they are finite. */
-static int look_measured(march *m, integer mode, integer which, double t, const double *x, const double *xdot,
+static int look_measured(event_loop *m, integer mode, integer which, double t, const double *x, const double *xdot,
                          const double *memory) {
   const measuring *own = m->measured + which;
-  const integer ny = m->stations[mode].n_y, nw = ny + m->n_memory, np = m->n_parameters, width = nw + np + 1;
+  const integer ny = m->modes[mode].n_y, nw = ny + m->n_memory, np = m->n_parameters, width = nw + np + 1;
   double *res[2] = {m->cost, m->cost + own->count};
   m->xi = own->data;
   if (!own->of_mode[mode] || call(m, own->of_mode[mode], 0, t, x, memory, res, 2)) return 0;
@@ -289,8 +289,8 @@ static int look_measured(march *m, integer mode, integer which, double t, const 
 
 /* Take a measurement at a point of the current mode, with its derivatives along the directions; returns whether this was
  * possible. */
-static int take_measured(march *m, integer which, double t, const double *x, const double *xdot, const double *memory) {
-  const station *at = &m->stations[m->at];
+static int take_measured(event_loop *m, integer which, double t, const double *x, const double *xdot, const double *memory) {
+  const mode_tables *at = &m->modes[m->at];
   const run *r = at->run;
   const context *c = r->model;
   const integer nw = at->n_y + m->n_memory;
@@ -311,7 +311,7 @@ static int take_measured(march *m, integer which, double t, const double *x, con
 }
 
 /* Project directions before an event onto the constraints of its mode, */
-static void land_directions(const march *m, const station *from, const crossing *c, const event *e) {
+static void land_directions(const event_loop *m, const mode_tables *from, const crossing *c, const event *e) {
   const integer nf = from->n_y + m->n_memory, nk = from->n_held;
   const sparse *dp = &from->run->model->moved;
   for (integer i = 0; i < m->n_directions; i++) {
@@ -327,7 +327,7 @@ static void land_directions(const march *m, const station *from, const crossing 
 }
 
 /* and apply the transpose to derivatives by (w, p). */
-static void land_adjoint(const march *m, const station *from, const crossing *c, double *by) {
+static void land_adjoint(const event_loop *m, const mode_tables *from, const crossing *c, double *by) {
   const integer count = from->n_y + m->n_memory + m->n_parameters, nk = from->n_held;
   double *weight = m->work;
   for (integer k = 0; k < nk; k++) {
@@ -340,7 +340,7 @@ static void land_adjoint(const march *m, const station *from, const crossing *c,
 
 /* Whether neighbouring runs satisfy the target constraints that the arrival does not solve; see
  * system/excess.py, `refuse_excess`. */
-static int keeps_constraints(march *m, const station *from, const link *l, const event *e, const crossing *c, double rate) {
+static int keeps_constraints(event_loop *m, const mode_tables *from, const link *l, const event *e, const crossing *c, double rate) {
   const integer nf = from->n_y + m->n_memory, width = nf + m->n_parameters + 1;
   double *row = m->cost, *size = row + width, largest = 0;
   for (integer j = 0; j < nf; j++) largest = fmax(largest, fabs(j < from->n_y ? e->x[j] : e->memory[j - from->n_y]));

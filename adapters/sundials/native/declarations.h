@@ -15,9 +15,9 @@
  *
  * The parts form one translation unit: this file, model.c (evaluation of the model), callbacks.c (SUNDIALS callbacks),
  * linear.c and sparse.c (Newton's matrix of large systems), staggered.c (sensitivities of implicit steps),
- * runge_kutta.c (explicit steps), guards.c (zeros within steps), driver.c (the loops), crossing.c (the point after an
- * event), departure.c (guards at rest after an event), march.c and sweep.c (forward and backward through native events),
- * stiffness.c (detection of stiffness), plain.c (complete runs), batch.c (batches of runs, with the checks of
+ * runge_kutta.c (explicit steps), guards.c (zeros within steps), steps.c (the loops), arrival.c (the point after an
+ * event), resting_guards.c (guards at rest after an event), event_loop.c and sweep.c (forward and backward through native events),
+ * stiffness.c (detection of stiffness), native_run.c (complete runs), batch.c (batches of runs, with the checks of
  * conditions.c). */
 #include <float.h>
 #include <math.h>
@@ -52,7 +52,7 @@ enum { PART = 4 };                           /* integers per part of the derivat
                                                 product of a column and a row */
 enum { BLOCKS = 6 };                         /* blocks of the linearised equations */
 enum { OF_BLOCKS = 1, OF_TAPE };             /* data cached at a point */
-enum { REST_STATES = 7, REST_GUARDS = 13 };  /* of `march.rest`: states, followed by values of guards */
+enum { REST_STATES = 7, REST_GUARDS = 13 };  /* of `event_loop.rest`: states, followed by values of guards */
 enum { HISTORY = 3 };                        /* step ends with stored guards */
 /* fields of a near miss of a guard */
 enum { TURN_GUARD, TURN_FROM, TURN_TO, TURN_SHARE, TURN };
@@ -60,12 +60,12 @@ enum { TURN_GUARD, TURN_FROM, TURN_TO, TURN_SHARE, TURN };
 #define TRIALS 100
 #define NEGLIGIBLE 1e-3                      /* errors of states, in tolerances, that do not affect the order if sensitivities do, */
 #define LESS_EXACT 4.0                       /* and the factor per lower order */
-#define BESIDE 100.0                          /* tolerances of the state within which a guard is close to zero on entry */
+#define BESIDE 100.0                         /* tolerances of the state within which a guard is close to zero on entry */
 #define FAR 100.0                            /* times ZENO_REST: an estimate from three events is as reliable */
 #define RANK_ROUNDINGS (RANK_TOLERANCE / DBL_EPSILON)
 #define ALLOWED 10.0                         /* tolerances of an adjoint by which the embedded method may differ */
 enum { PARTS = 16 };                         /* subdivisions of a step for the adjoint */
-enum { UNRESOLVED = 104, NOT_PLAIN = 105, FINISHED = 107, COMPLETE = 108 };
+enum { UNRESOLVED = 104, NOT_STARTED = 105, FINISHED = 107, COMPLETE = 108 };
 enum { BUDGET = 20000 };                     /* steps between checks for progress */
 enum { FEW_STATES = 16 };                    /* largest system with solved algebraic variables for the stiffness rule */
 enum { COUNTED = 5 };                        /* counters of a context */
@@ -75,7 +75,7 @@ enum { COUNTED = 5 };                        /* counters of a context */
 enum { GUESSES = 8 };                        /* iterations for the zero of a cubic */
 #define CLOSE 1e-8                           /* share of a step: the square of a Newton step this small is rounding */
 #define NEAR 1e-5                            /* the same if each evaluation takes a step of its own; `polish` continues */
-#define CORRECTED 1e-8                        /* relative to x: the square of a correction this small is rounding, */
+#define CORRECTED 1e-8                       /* relative to x: the square of a correction this small is rounding, */
 #define CORRECTED_DUST 1e-3                  /* or relative to its absolute tolerance, for x near zero */
 #define CORRECTED_ROUNDING 1e-13             /* or rounding of other variables, from the second correction on */
 #define SMALL_SHARE 1e-6                     /* of the largest algebraic variable: scale for corrections of small ones */
@@ -170,7 +170,7 @@ typedef struct {
   double *selected, *vector;                 /* n_functionals, zero except during a call; 2 n + n_parameters + n_memory:
                                                 work */
   double *zero_band;                         /* per guard: |guard| up to this value counts as zero until it has left */
-  double *departure;                         /* sign of the guard on leaving zero, 0 if unknown */
+  double *leaving_sign;                      /* sign of the guard on leaving zero, 0 if unknown */
   double *latest;                            /* n_guards: guards last seen by SUNDIALS, and their time */
   double latest_time;
   integer n_poles, n_off;                    /* number of determinants among the guards; number of residuals of x */
@@ -190,7 +190,7 @@ typedef struct {
   integer point_valid;                       /* data cached at the point: OF_BLOCKS, OF_TAPE or 0 */
   void *memory_of;                           /* SUNDIALS' memory if sensitivities are excluded from its error test: */
   const double *sensitivity_absolute;        /* their absolute tolerances, n_directions x (n + n_integrals), */
-  double sensitivity_rtol, sensitivity_error; /* their relative tolerance, and the sum of their local errors; see driver.c */
+  double sensitivity_rtol, sensitivity_error; /* their relative tolerance, and the sum of their local errors; see steps.c */
   double *predicted;                         /* the same size: predicted sensitivities of a step, and work */
   integer flow_calls, jacobian_calls, linearised_calls, guard_calls, not_finite, returned;
   integer solves, unsolved, parted;          /* explicit steps: whether algebraic variables are solved for; number of failures;
@@ -311,8 +311,8 @@ typedef struct {                             /* an adjoint, integrated backward 
 } backward;
 
 typedef struct {                             /* a transition, measurement or knot */
-  casadi_function cross, tangent, cost;      /* null if it is never native, or has no costs; see march.c */
-  casadi_function begin, solve;              /* equations to be solved after it; see crossing.c */
+  casadi_function cross, tangent, cost;      /* null if it is never native, or has no costs; see event_loop.c */
+  casadi_function begin, solve;              /* equations to be solved after it; see arrival.c */
   const double *numbers;                     /* constants of this transition, for shared functions */
   integer target, transition, index, direction, width;
   integer clock;                             /* of time events: index of the shared clock, else -1 */
@@ -332,7 +332,7 @@ typedef struct {                             /* a mode */
                                                 of its constraints */
   const link *links;                         /* n_guards, followed by those of time events */
   const double *absolute, *numbers;          /* absolute tolerances of (y, z); constants of shared functions */
-} station;
+} mode_tables;
 
 typedef struct {                             /* due times of time events in a mode, in order */
   const double *times;
@@ -353,12 +353,12 @@ typedef struct {                             /* views of an event's record */
 } event;
 
 typedef struct {
-  const station *stations;
+  const mode_tables *modes;
   const double **arg;
   double **res;
   integer *iw;
   double *w, *work, *tangent;
-  double *solving, *slopes;                  /* work of crossing.c; derivatives of the unknowns by (w, p, t) */
+  double *solving, *slopes;                  /* work of arrival.c; derivatives of the unknowns by (w, p, t) */
   const double *xi;                          /* solved unknowns */
   double *cost;                              /* of one event: costs of all functionals, and their derivatives by (w, p, t) */
   double *gained, *gained_directions;        /* costs of all events, and their derivatives along every direction */
@@ -368,8 +368,8 @@ typedef struct {
   double *ticked;                            /* derivatives of the time of the latest time event by p */
   double *taken, *taken_directions;          /* sums over all measurements, and their derivatives */
   const double *parameters, *directions;
-  double *rest;                              /* see departure.c */
-  double *bands, *entered;                   /* bands and departures of the guards at the start of the current segment; the same
+  double *rest;                              /* see resting_guards.c */
+  double *bands, *entered;                   /* bands and leaving signs of the guards at the start of the current segment; the same
                                                 after a pending event, which may be discarded */
   double *ranges;                            /* per transition: range of its guard */
   integer *rested;                           /* per transition: whether its guard stayed at zero */
@@ -384,18 +384,19 @@ typedef struct {
   integer reversed, later, placed;           /* whether simultaneous transitions fire last first; whether something else of the
                                                 instant precedes; whether a segment is to begin */
   integer fired, max_fired;                  /* number of transitions at the instant, and its limit */
-  integer capacity, room, used, n_events, n_passed, n_segments, max_events, budget, steps, failures, newton_failures, row, path_row, n_times;
+  integer capacity, room, used, n_events, n_passed, n_segments, max_events, budget, steps, failures, newton_failures;
+  integer row, path_row, n_times;
   double kept, bound;                        /* numbers stored for paths, and for rows if they count; above the bound, */
   integer counts_rows, counts_records, last; /* which may include records, or after the last record it is COMPLETE */
   integer wanted, full, resumed;             /* reasons for stopping: a mode without memory, lack of room for records */
   double t0, t1, t_stop, begun, began_with, slack, rtol, t_end, now, first_step; /* first_step 0: the last proposed step */
   double recent[RECENT];                     /* times of the latest events, last first */
   double clock[2];                           /* start of the run, and period count of an event */
-} march;
+} event_loop;
 
-typedef struct {                             /* a run from start to end, see plain.c */
-  march *tables;
-  station *stations;                         /* the stations of the tables */
+typedef struct {                             /* a run from start to end, see native_run.c */
+  event_loop *tables;
+  mode_tables *modes;                        /* the modes of the tables */
   run *const *runs;                          /* per mode */
   casadi_function origin;                    /* start, null if it is given; end, per mode: see `BoundaryFunctions` */
   const casadi_function *final;
@@ -411,7 +412,7 @@ typedef struct {                             /* a run from start to end, see pla
   double before;                             /* time of the last check */
   double reach, longest;                     /* decay rate times step up to which steps stay explicit; `max_step`, or 0 */
   integer counts[COUNTED];
-} plain;
+} native_run;
 
 typedef struct {                             /* the adjoint of explicit steps */
   context *model;
@@ -432,7 +433,7 @@ typedef struct {                             /* the adjoint of explicit steps */
 } explicit_adjoint;
 
 typedef struct {                             /* backward sweep through a record table */
-  march *tables;                             /* stations, work and sizes; its runs are not used */
+  event_loop *tables;                        /* modes, work and sizes; its runs are not used */
   explicit_adjoint **modes;                  /* per mode, for explicit steps; */
   backward **integrated;                     /* for other methods, per mode and component */
   const double *const *paths;                /* per mode */
@@ -449,18 +450,18 @@ typedef struct {                             /* backward sweep through a record 
   integer steps, max_steps;                  /* of integrations */
 } sweep;
 
-typedef struct {                             /* the adjoint of a native run, see plain.c */
+typedef struct {                             /* the adjoint of a native run, see native_run.c */
   sweep *back;                               /* sweep of its record table, with the paths of all modes and the result */
-  const casadi_function *final;              /* as in `plain` */
+  const casadi_function *final;              /* as in `native_run` */
   const integer *slots;                      /* n_modes x widest: index of the extent of each named variable */
   const integer *path_rows;                  /* per mode */
-  const double *start, *end;                 /* as in `plain`; views of them, `at_start` if there are initial measurements: */
+  const double *start, *end;                 /* as in `native_run`; views of them, `at_start` if there are initial measurements: */
   const double *by_p, *at_start, *by_w, *sizes_end, *weights_end, *rates_end, *integrals, *memory;
   double *extent, *costs;                    /* n_slots + n_memory; n_components + 2 n_functionals: work */
   integer n_modes, n_slots, widest, first, last, path_row;
   double moved;                              /* length of the last segment */
   integer steps, counts[COUNTED];
-} plain_adjoint;
+} native_gradient;
 
 enum { MARKS_FULL = 107 };                   /* no room for the marks of an adjoint */
 
@@ -474,12 +475,12 @@ typedef struct {                             /* tolerances of the sensitivities 
 } resolution;
 
 typedef struct {                             /* the adjoint of one functional */
-  plain_adjoint *adjoint;
+  native_gradient *adjoint;
   explicit_adjoint *const *modes;            /* per mode */
 } returning;
 
 typedef struct {                             /* successive runs, see batch.c */
-  plain *run;
+  native_run *run;
   const returning *back;                     /* n_back */
   const resolution *resolutions;             /* per mode; null without directions */
   double *scales, *found;                    /* n_directions: scales set in the memories; largest sensitivities found */

@@ -236,14 +236,14 @@ int dh_stop(run *r) {
 static int came_back(run *r) {
   context *c = r->model;
   int leaving = 0;
-  for (integer i = 0; i < c->n_guards; i++) leaving |= c->zero_band[i] > 0 && c->departure[i] != 0;
+  for (integer i = 0; i < c->n_guards; i++) leaving |= c->zero_band[i] > 0 && c->leaving_sign[i] != 0;
   if (!leaving) return 0;
   c->guard_calls++;
   if (guards_at(c, r->t, c->api->array(r->x), 0, r->guard_values, 0)) return 0;
   for (integer i = 0; i < c->n_guards; i++)
-    if (c->zero_band[i] > 0 && fabs(r->guard_values[i]) > c->zero_band[i] && r->guard_values[i] * c->departure[i] < 0) {
+    if (c->zero_band[i] > 0 && fabs(r->guard_values[i]) > c->zero_band[i] && r->guard_values[i] * c->leaving_sign[i] < 0) {
       if (guards_at(c, r->step->ends, r->step->end, 0, r->guard_values + c->n_guards, 0)) return 0;
-      return !(r->guard_values[c->n_guards + i] * c->departure[i] < -0.5 * c->zero_band[i]);
+      return !(r->guard_values[c->n_guards + i] * c->leaving_sign[i] < -0.5 * c->zero_band[i]);
     }
   return 0;
 }
