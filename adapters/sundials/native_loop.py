@@ -102,6 +102,7 @@ class NativeLoop:
             n_memory=first.n_memory, n_parameters=first.n_parameters, n_functionals=first.functionals.size,
             n_integrals=self.n_integrals, n_directions=n_directions, charges=graph.charges,
             entries=graph.entries.ctypes.data, n_entries=graph.entries.size,
+            moving=graph.shifted or not all(graph.fixed[i] for own in graph.timed for i in own),
         )  # fmt: skip
         self._library = loops()
 

@@ -35,7 +35,7 @@ from dae_hybrid.progress import StageReport
 from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.system.later import Later
 from dae_hybrid.system.measurement import Measurement
-from dae_hybrid.system.signals import SignalTable
+from dae_hybrid.system.signals import SignalTable, aligned
 from dae_hybrid.system.system import HybridSystem, ModeSystem
 
 #: kind of owner -> its index -> name of the function -> function
@@ -161,15 +161,14 @@ def _loops() -> list[Compilation]:
 
 def _signals(model: HybridModel, memory: Layout) -> tuple[SignalTable, ...]:
     tables = []
-    for d in model.of_kind("memory"):
-        if d.signal is None:
-            continue
-        check_parameters_only(model, f"values of signal '{d.name}'", d.signal.values)
-        values = of_parameters(model, "values", [d.signal.values], [])
+    data = [d.signal for d in model.of_kind("memory") if d.signal is not None]
+    for signal, knots in zip(data, aligned([signal.knots for signal in data]), strict=True):
+        check_parameters_only(model, f"values of signal '{signal.name}'", signal.values)
+        values = of_parameters(model, "values", [signal.values], [])
         p = ca.MX.sym("p", values.numel_in(0))
         column = values(p)
         by_p = Kernel(ca.Function("values_by_p", [p], [dense(ca.jacobian(column, p))]), [0])
-        tables.append(SignalTable(d.signal, memory[d.name], Kernel(values), by_p))
+        tables.append(SignalTable(replace(signal, knots=knots), memory[signal.name], Kernel(values), by_p))
     return tuple(tables)
 
 

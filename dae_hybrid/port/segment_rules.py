@@ -45,7 +45,8 @@ PASSAGE_STEPS = 2.0
 
 def same_instant(one: float, other: float, start: float) -> bool:
     """Whether two times of a run that began at `start` are equal to rounding."""
-    return abs(one - other) <= SAME_INSTANT * max(abs(one), abs(other), abs(one - start))
+    later = max(one, other)
+    return abs(one - other) <= SAME_INSTANT * max(abs(later), later - start)
 
 
 def fewest_steps(factor: float) -> int:

@@ -21,7 +21,7 @@ from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.records import KnotRecord, MeasurementRecord
 from dae_hybrid.port.replay import SegmentReplay
-from dae_hybrid.port.segment_rules import SAME_INSTANT, is_unresolved, kernel, one_segment
+from dae_hybrid.port.segment_rules import is_unresolved, kernel, one_segment, same_instant
 from dae_hybrid.simulation.checkpoints import Checkpoint
 from dae_hybrid.simulation.event_logic import SIMULTANEITY_RTOLS, EventLogic, SegmentEntry, signs
 from dae_hybrid.simulation.failure_diagnosis import explain
@@ -155,7 +155,7 @@ class Automaton:
             last = min(end, self.recheck_time)
             try:
                 crossing, entry = self._segment(last, entry)
-                while crossing is None and self.t < min(last, self._due()) and not self.stops.is_due(self.t):
+                while crossing is None and self.t < last and not (self._is_due() or self.stops.is_due(self.t)):
                     crossing, entry = self._segment(last, entry)  # paused without an event
             except ZenoError:
                 if rules.accumulation is None:
@@ -181,9 +181,14 @@ class Automaton:
         """Return the time of the mode's next time event."""
         return self.rules.due(self.mode, self.t)[0] if self.mode.timed else np.inf
 
+    def _is_due(self) -> bool:
+        """Whether a time event of the mode is due."""
+        due = self._due()
+        return due <= self.t or self._is_now(due)
+
     def _is_now(self, t: float) -> bool:
         """Whether a time equals the present one to rounding."""
-        return abs(t - self.t) <= SAME_INSTANT * self.rules.elapsed(self.t)
+        return same_instant(t, self.t, self.span[0])
 
     def _leaving_signs(self, entry: SegmentEntry) -> dict[int, int]:
         """Return the side to which each guard was leaving zero in the last segment."""
@@ -321,7 +326,7 @@ class Automaton:
         passes = (measured, graph.measures), (knot, graph.turns)
         context = self._context(min([last, *(t for t, by_itself in passes if not by_itself)]))
         t_stop = min(last if context is None else context.t_stop, due, measured, knot)
-        if t_stop - self.t > self.rules.elapsed(t_stop) * SAME_INSTANT:
+        if not self._is_now(t_stop):
             self.rules.advance_time()
         task = self._task(
             t_stop, entry, self.recording.outputs_until(t_stop), closed=t_stop >= self.span[1] and due > t_stop
@@ -402,7 +407,7 @@ class Automaton:
             try:
                 measured = self.stops.waiting if graph.measures else []
                 alarms, until = self.rules.schedule.alarms(self.t, measured, knots)
-            except NonFiniteError:  # possibly of a mode that is never entered
+            except (NonFiniteError, EventError):  # possibly of a mode that is never entered
                 return None
             last = min(last, until)
         left = self.options.max_events - self.n_events

@@ -10,7 +10,7 @@ from dae_hybrid.numerics.algebraic import solve_algebraic
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Options
 from dae_hybrid.port.native_plan import Knots
-from dae_hybrid.port.segment_rules import SAME_INSTANT
+from dae_hybrid.port.segment_rules import same_instant
 from dae_hybrid.system.signals import at_knot, coefficients
 from dae_hybrid.system.system import HybridSystem, ModeSystem
 
@@ -53,7 +53,8 @@ class StopTimes:
 
     def _is_due(self, i: int, t: float) -> bool:
         """Whether a measurement is due at t, to rounding."""
-        return self.waiting[i][0] - t <= SAME_INSTANT * max(abs(t), t - self.start)
+        time = self.waiting[i][0]
+        return time <= t or same_instant(time, t, self.start)
 
     def is_due(self, t: float) -> bool:
         """Whether a measurement is due at t, or a knot has not been passed."""

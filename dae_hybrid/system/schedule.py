@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.codegen.kernels import Kernel
-from dae_hybrid.errors import NonFiniteError
+from dae_hybrid.errors import EventError, NonFiniteError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_plan import MEASURES, TURNS, Alarms, Knots
 from dae_hybrid.port.segment_rules import SAME_INSTANT
@@ -29,6 +29,11 @@ def ticks_within(period: float, duration: float) -> int:
     """Number of ticks of a clock to list at a time; slightly more than the rest of the run has."""
     left = duration / period if period > 0 else np.inf
     return int(left) + 3 if left < MOST_TICKS else TICKS
+
+
+def resolution(start: float, end: float) -> float:
+    """Return the largest difference of two times of a run that counts as rounding."""
+    return SAME_INSTANT * (max(abs(start), abs(end), end - start) if np.isfinite(end) else abs(start))
 
 
 def times_of(transition: TransitionMap, start: float, p: Array, counts: NDArray[Any]) -> Array:
@@ -138,7 +143,8 @@ def _together(kernel: Kernel, n_p: int, count: int) -> Kernel:
 
 def listed_until(ticks: Array) -> Array:
     """Time until which ticks (N, n) are complete, between the last two."""
-    return np.asarray(1.5 * ticks[:, -1] - 0.5 * ticks[:, -2])
+    with np.errstate(invalid="ignore"):
+        return np.asarray(1.5 * ticks[:, -1] - 0.5 * ticks[:, -2])
 
 
 def merged(
@@ -197,6 +203,7 @@ class Schedule:
         self._first: dict[int, float] = {}
         self._alarms: tuple[Alarms, ...] = ()
         self._until = np.inf
+        self._resolution = resolution(start, end)
 
     def time(self, transition: TransitionMap, count: int) -> float:
         """Time of a transition; for `every=`, after `count` periods."""
@@ -204,6 +211,14 @@ class Schedule:
             return self._first[transition.index]
         time = float(transition.kernels["time"](self.p, schedule_state(self.start, count))[0][0])
         time = at_knot(self.system.signals, time, self.start)
+        if transition.trigger.is_periodic and count == 1 and self.start < time <= self.start + self._resolution:
+            raise EventError(
+                f"The period {time - self.start:.3g} is below the resolution of times, {self._resolution:.1e}.",
+                transition=transition.name,
+                mode=self.system.modes[transition.source].name,
+                time=self.start,
+                remedy="Count time from a start that is closer, or use a longer period.",
+            )
         if not np.isfinite(time) or (transition.trigger.is_periodic and count and time <= self.start):
             what = "period is not positive" if transition.trigger.is_periodic else "time is not finite"
             raise NonFiniteError(
@@ -249,7 +264,7 @@ class Schedule:
         checked = {
             t.index: at_knot(self.system.signals, time, self.start)
             for t, time in zip(stated.transitions, first, strict=True)
-            if self.start < time < np.inf
+            if self.start + self._resolution < time < np.inf
         }
         self._first |= checked
         periods = [self.time(transition, 1) - self.start for transition in stated.transitions]

@@ -15,7 +15,7 @@ from dae_hybrid.codegen.kernels import Kernel
 from dae_hybrid.errors import NonFiniteError, OptionError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.failure_messages import SUSPECTS, refuse_not_finite
-from dae_hybrid.port.segment_rules import same_instant
+from dae_hybrid.port.segment_rules import SAME_INSTANT, same_instant
 from dae_hybrid.statement.declarations import SignalData
 
 
@@ -123,6 +123,23 @@ class SignalTable:
         elif kind == "cubic":
             found[1:-1, 2:] = np.moveaxis(CubicSpline(knots, values).c[2::-1], 1, 0)
         return found
+
+
+def aligned(knots: Sequence[Array]) -> list[Array]:
+    """Return the knots of several signals; knots of different signals that are equal to rounding become the same."""
+    if not knots:
+        return []
+    every, of = np.concatenate(knots), np.repeat(np.arange(len(knots)), [own.size for own in knots])
+    order = np.argsort(every, kind="stable")
+    times, owners = every[order], of[order]
+    scale = np.maximum(np.abs(times), times - times[0])
+    group = np.cumsum(np.diff(times, prepend=-np.inf) > SAME_INSTANT * scale) - 1
+    first = np.searchsorted(group, np.arange(group[-1] + 1))
+    pairs, counts = np.unique(np.stack((group, owners)), axis=1, return_counts=True)
+    unclear = np.isin(group, pairs[0][counts > 1])  # several knots of one signal
+    found = np.empty_like(every)
+    found[order] = np.where(unclear, times, times[first][group])
+    return np.split(found, np.cumsum([own.size for own in knots])[:-1])
 
 
 def at_knot(signals: Sequence[SignalTable], t: float, start: float) -> float:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_plan import Alarms, Knots, Listed
-from dae_hybrid.system.schedule import listed_until, merged, ticks_within, timed_transitions, times_of
+from dae_hybrid.system.schedule import listed_until, merged, resolution, ticks_within, timed_transitions, times_of
 
 if TYPE_CHECKING:
     from dae_hybrid.system.system import HybridSystem, ModeSystem
@@ -64,7 +64,8 @@ class Timetable:
         for link, transition in zip(clocks.links.tolist(), clocks.transitions, strict=True):
             counts = np.arange(1, 1 + self._ticks(transition, p))
             when = self._times(transition, p, counts)
-            until[:] = np.where(when[:, 0] > self._span[0], np.minimum(until, listed_until(when)), np.nan)
+            resolved = when[:, 0] > self._span[0] + resolution(*self._span)
+            until[:] = np.where(resolved, np.minimum(until, listed_until(when)), np.nan)
             ticks.append((link, counts, when))
         taken = measured, [i for _, i in self._waiting]
         return merged(mode, self._span[0], self._knots, (times, once.links), taken, ticks)

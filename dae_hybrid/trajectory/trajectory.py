@@ -19,7 +19,7 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.crossings import Turn
 from dae_hybrid.options import Keep, Options
 from dae_hybrid.port.failure_messages import not_kept
-from dae_hybrid.port.record_table import RecordTable
+from dae_hybrid.port.record_table import RECORDS, RecordTable
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.port.replay import Interpolant, SegmentReplay
 from dae_hybrid.port.segment_rules import SAME_INSTANT
@@ -390,7 +390,7 @@ class Trajectory(PortableResult):
     def _points(self, t: Array, side: Side) -> list[Points]:
         """Return points of the run at increasing times."""
         found, (end, mode, x, memory), given = list[Points](), self.final, self.parts.given
-        if t.size and t[-1] == end and (not given or (side == "right" and isinstance(given[-1], EventRecord))):
+        if t.size and t[-1] == end and (not given or (side == "right" and isinstance(given[-1], RECORDS))):
             t, places = t[:-1], np.array([t.size - 1])
             found.append(Points(self.system.modes[mode], places, np.array([end]), memory[None, :], lambda: x[None, :]))
         owners = self.owners(t, side)

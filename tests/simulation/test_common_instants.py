@@ -170,3 +170,103 @@ def test_the_limit_of_transitions_per_instant_holds_in_compiled_code() -> None:
         with pytest.raises(dh.ChatteringError, match="More than 4 transitions") as caught:
             dh.simulate(system, (0, 2), max_transitions_per_instant=4, native_events=native, **OPTIONS)
         assert len(caught.value.trajectory.events) == 4
+
+
+@pytest.mark.parametrize("what", ["doses", "measurements", "one dose"])
+def test_times_a_few_roundings_apart_all_count(what: str) -> None:
+    """Sums of 0.1 are up to 200 roundings off its multiples: neither one time with them nor skipped."""
+    n = 400
+    m = dh.HybridModel("sums")
+    p = m.parameter("p", 1.0)
+    x, c = m.differential("x"), m.differential("c")
+    go = m.mode("go", ode={x: -p * x, c: 0 * x})
+    m.initial(go, {x: 1.0, c: 0.0})
+    m.transition(go, go, every=0.1, reset={x: 0.9 * x})
+    times = [0.4 + 29 * 2.0**-54] if what == "one dose" else np.cumsum(np.full(n, 0.1)).tolist()
+    for time in times if what != "measurements" else ():
+        m.transition(go, go, at=time, reset={c: c + p})
+    m.functional("G", terminal=c, at_times=[(time, p + 0 * x) for time in times if what == "measurements"])
+    system, span = m.build(), (0, 40.05)
+    for native in (True, False):
+        sol = dh.simulate(system, span, rtol=1e-6, native_events=native)
+        assert sol.functionals["G"] == pytest.approx(len(times), rel=1e-12)
+        found = dh.adjoint_gradient(system, span, functional="G", rtol=1e-6, native_events=native)
+        assert found.gradient[0] == pytest.approx(len(times), rel=1e-12)
+    batch = dh.batch(system, span, parameters={"p": [1.0, 2.0]}, rtol=1e-6)
+    np.testing.assert_allclose(np.ravel(batch.values), [len(times), 2 * len(times)], rtol=1e-12)
+
+
+@pytest.mark.parametrize("first", [0.3, 3 * 0.1])
+def test_knots_of_two_signals_that_differ_by_rounding_are_one(first: float) -> None:
+    second = 3 * 0.1 if first == 0.3 else 0.3
+    m = dh.HybridModel("two inputs")
+    p = m.parameter("p", 1.0)
+    x, held = m.differential("x"), m.differential("held")
+    f = m.signal("f", [0.0, first, 1.0], [1.0, 5.0, 5.0], kind="previous")
+    g = m.signal("g", [0.0, second, 1.0], [1.0, 7.0, 7.0], kind="previous")
+    go = m.mode("go", ode={x: p * (f + 10 * g), held: 0 * x})
+    m.initial(go, {x: 0.0, held: 0.0})
+    m.transition(go, go, at=0.3, reset={held: f + 10 * g})
+    m.functional("G", terminal=x)
+    m.functional("sampled", terminal=held, at_times={0.3: f + 10 * g, 3 * 0.1: f + 10 * g})
+    system = m.build()
+    for native in (True, False):
+        sol = dh.simulate(system, (0, 0.9), native_events=native, **OPTIONS)
+        assert sol.functionals["G"] == pytest.approx(48.3, rel=1e-9)
+        assert sol.functionals["sampled"] == 3 * 75
+        found = dh.adjoint_gradient(system, (0, 0.9), functional="G", native_events=native, **OPTIONS)
+        assert found.gradient[0] == pytest.approx(48.3, rel=1e-9)
+
+
+def test_signals_on_rounded_grids_keep_all_knots() -> None:
+    grid = np.arange(21) * 0.1
+    m = dh.HybridModel("two inputs")
+    p, x = m.parameter("p", 1.0), m.differential("x")
+    f = m.signal("f", grid, np.sin(3 * grid), kind="linear")
+    g = m.signal("g", np.round(grid, 10), np.cos(3 * grid), kind="linear")
+    m.initial(m.mode("go", ode={x: p * (f + g)}), {x: 0.0})
+    m.functional("G", terminal=x)
+    inside = np.append(grid[grid < 1.95], 1.95)
+    expected = np.trapezoid(np.interp(inside, grid, np.sin(3 * grid) + np.cos(3 * grid)), inside)
+    for native in (True, False):
+        sol = dh.simulate(m.build(), (0, 1.95), native_events=native, **OPTIONS)
+        assert sol.functionals["G"] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(("period", "span"), [(1e-9, (1e6, 1e6 + 1e-6)), (1e-6, (1.7e9, 1.7e9 + 1e-3))])
+def test_periods_below_the_resolution_of_times_are_refused(period: float, span: tuple[float, float]) -> None:
+    m = dh.HybridModel("tick")
+    b, x, c = m.parameter("b", 0.5), m.differential("x"), m.differential("c")
+    go = m.mode("go", ode={x: -b * x, c: 0 * x})
+    m.initial(go, {x: 1.0, c: 0.0})
+    m.transition(go, go, every=period, reset={c: c + 1})
+    m.functional("G", terminal=c)
+    for native in (True, False):
+        with pytest.raises(dh.EventError, match="below the resolution of times"):
+            dh.simulate(m.build(), span, native_events=native)
+    assert isinstance(dh.batch(m.build(), span, parameters={"b": [0.5]}).errors[0], dh.EventError)
+
+
+def test_an_instant_that_python_completes_stays_one() -> None:
+    m = dh.HybridModel("stop at a tick")
+    x = m.differential("x")
+    go = m.mode("go", ode={x: -x})
+    m.initial(go, {x: 1.0})
+    m.transition(go, go, every=0.1, reset={x: x + 0.1}, name="a")
+    m.transition(go, go, every=0.15, reset={x: x + 0.1}, name="b")
+    m.transition(go, None, at=3 * 0.1, name="stop")
+    for native in (True, False):
+        sol = dh.simulate(m.build(), (0, 1), native_events=native, **OPTIONS)
+        assert len(sol.segments) == sol.statistics["segments"] == 4
+        assert [event.time for event in sol.events[-3:]] == [0.3] * 3
+
+
+def test_dense_output_at_the_end_follows_the_event_there() -> None:
+    m = dh.HybridModel("end")
+    p, x = m.parameter("p", 1.0), m.differential("x")
+    go = m.mode("go", ode={x: p})
+    m.initial(go, {x: 0.0})
+    m.transition(go, go, at=1.0, reset={x: x + 10})
+    m.functional("G", at_times={1.0: x})
+    sol = dh.simulate(m.build(), (0, 1.0), **OPTIONS)
+    assert sol(1.0)["x"] == pytest.approx(sol.functionals["G"]) == pytest.approx(11.0)

@@ -7,6 +7,9 @@
  * state is left unchanged, and the automaton continues from it. */
 static double elapsed(const event_loop *m, double t) { return fmax(fabs(t), t - m->t0); }
 
+/* Whether a later time equals t to rounding; due times that do are made equal beforehand (system/schedule.py). */
+static int is_now(const event_loop *m, double later, double t) { return later - t <= SAME_INSTANT * elapsed(m, later); }
+
 static double duration(const event_loop *m, double t) { return fmax(fabs(t), m->t1 - m->t0); }
 
 /* band within which a guard is zero to rounding */
@@ -69,13 +72,31 @@ static int follows(const event_loop *m, const link *own, const link *other, doub
   return stays(own) || other->measures || (own->target == m->at && !m->reversed);
 }
 
-/* Whether nothing is due near a time, in the mode before an event and in that after it, except what `follows`. Transitions
- * on a shared clock tick once. */
+/* Index of the first due time after t. */
+static integer behind(const alarms *own, integer low, double t) {
+  integer high = own->n;
+  while (low < high) {
+    const integer middle = (low + high) / 2;
+    if (own->times[middle] <= t) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/* Whether nothing is due near a time, in the mode before an event and in that after it, except what `follows`; what is due
+ * later at the instant is checked then. Transitions on a shared clock tick once. */
 static int no_other_alarm(const event_loop *m, double t, const link *own) {
-  const double instant = SAME_INSTANT * elapsed(m, t), near = fmax(instant, m->slack * elapsed(m, t));
+  const int given = own->clock >= 0 || stays(own);
+  const double instant = SAME_INSTANT * elapsed(m, t);
+  const double near = given && !m->moving ? instant : fmax(instant, m->slack * elapsed(m, t));
   const mode_tables *from = &m->modes[m->at], *to = &m->modes[own->target];
   alarms *before = &m->schedule[m->at], *after = &m->schedule[own->target];
-  for (integer i = before->next; i < before->n && before->times[i] - t <= near; i++) {
+  integer i = before->next;
+  if (given && from == to && i + 1 < before->n && before->times[i + 1] == t) {
+    if (!follows(m, own, &from->links[before->links[i + 1]], 0, instant)) return 0;
+    i = behind(before, i + 1, t);
+  }
+  for (; i < before->n && before->times[i] - t <= near; i++) {
     const link *other = &from->links[before->links[i]];
     const int is_own = other == own && before->times[i] == t;
     const int is_left = from != to && other->measures && before->times[i] == t; /* seen in the mode after the event */
@@ -83,7 +104,7 @@ static int no_other_alarm(const event_loop *m, double t, const link *own) {
   }
   if (after == before) return 1;
   while (after->next < after->n && after->times[after->next] < t - near) after->next++;
-  for (integer i = after->next; i < after->n && after->times[i] - t <= near; i++) {
+  for (i = after->next; i < after->n && after->times[i] - t <= near; i++) {
     const link *other = &to->links[after->links[i]];
     const double away = fabs(after->times[i] - t);
     if (away == 0 && own->clock >= 0 && other->clock == own->clock) continue;
@@ -96,8 +117,7 @@ static int no_other_alarm(const event_loop *m, double t, const link *own) {
 /* Set the stop time of the segment that begins in the current mode; outputs at the end of the run belong to it. */
 static void set_stop(const event_loop *m, run *r) {
   alarms *own = &m->schedule[m->at];
-  const double instant = SAME_INSTANT * elapsed(m, r->t);
-  while (own->next < own->n && own->times[own->next] <= r->t + instant) own->next++;
+  while (own->next < own->n && is_now(m, own->times[own->next], r->t)) own->next++;
   r->t_stop = own->next < own->n ? fmin(own->times[own->next], m->t_stop) : m->t_stop;
   r->closed_end = r->t_stop >= m->t_end;
 }
@@ -549,8 +569,9 @@ static int turn(event_loop *m) {
   context *c = r->model;
   const double t = r->t, instant = SAME_INSTANT * elapsed(m, t);
   const link *l = &at->links[m->exit];
-  const alarms *own = &m->schedule[m->at];
-  const integer n = at->n_guards, knot = own->counts[own->next], size = at->n_y + m->n_memory;
+  alarms *own = &m->schedule[m->at];
+  while (own->next + 1 < own->n && own->times[own->next + 1] == t && own->links[own->next + 1] == m->exit) own->next++;
+  const integer n = at->n_guards, knot = own->counts[own->next] /* the last of several */, size = at->n_y + m->n_memory;
   event e;
   if (!l->cross || !(t - m->begun > instant) || !(m->t_stop - t > instant) || !no_other_alarm(m, t, l)) return 0;
   if (!make_record(m, at, l, &e)) return 0;

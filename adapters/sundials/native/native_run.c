@@ -47,7 +47,7 @@ static int measure_start(native_run *v, double *derivatives) {
   const mode_tables *first = v->modes + v->mode;
   const integer width = first->n_y + m->n_memory + m->n_parameters + 1;
   if (m->measured) memset(derivatives, 0, (size_t)(m->n_functionals * width) * sizeof(double));
-  for (; due->next < due->n && due->times[due->next] <= m->t0 + SAME_INSTANT * elapsed(m, m->t0); due->next++) {
+  for (; due->next < due->n && is_now(m, due->times[due->next], m->t0); due->next++) {
     const integer which = due->counts[due->next];
     if (due->times[due->next] != m->t0 || !first->links[due->links[due->next]].measures || !m->measured) return 0;
     if (!take_measured(m, which, m->t0, v->start, v->start + first->n_x + m->n_memory, first->run->model->memory)) return 0;
@@ -62,7 +62,7 @@ static int measure_end(native_run *v, double *derivatives) {
   const alarms *due = &m->schedule[m->at];
   const mode_tables *last = v->modes + m->at;
   const double t = last->run->t;
-  for (integer i = due->next; i < due->n && due->times[i] - t <= SAME_INSTANT * elapsed(m, t); i++) {
+  for (integer i = due->next; i < due->n && is_now(m, due->times[i], t); i++) {
     const integer which = due->counts[i];
     if (due->times[i] != t || !last->links[due->links[i]].measures || !m->measured) return 0;
     if (!look_measured(m, m->at, which, t, v->end, v->end + last->n_x, last->run->model->memory)) return 0;
