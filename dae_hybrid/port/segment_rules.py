@@ -46,7 +46,7 @@ PASSAGE_STEPS = 2.0
 def same_instant(one: float, other: float, start: float) -> bool:
     """Whether two times of a run that began at `start` are equal to rounding."""
     later = max(one, other)
-    return abs(one - other) <= SAME_INSTANT * max(abs(later), later - start)
+    return later < np.inf and abs(one - other) <= SAME_INSTANT * max(abs(later), later - start)
 
 
 def fewest_steps(factor: float) -> int:

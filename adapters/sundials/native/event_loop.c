@@ -570,8 +570,9 @@ static int turn(event_loop *m) {
   const double t = r->t, instant = SAME_INSTANT * elapsed(m, t);
   const link *l = &at->links[m->exit];
   alarms *own = &m->schedule[m->at];
+  /* the last of several knots at one time has the values of all */
   while (own->next + 1 < own->n && own->times[own->next + 1] == t && own->links[own->next + 1] == m->exit) own->next++;
-  const integer n = at->n_guards, knot = own->counts[own->next] /* the last of several */, size = at->n_y + m->n_memory;
+  const integer n = at->n_guards, knot = own->counts[own->next], size = at->n_y + m->n_memory;
   event e;
   if (!l->cross || !(t - m->begun > instant) || !(m->t_stop - t > instant) || !no_other_alarm(m, t, l)) return 0;
   if (!make_record(m, at, l, &e)) return 0;
