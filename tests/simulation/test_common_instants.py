@@ -270,3 +270,25 @@ def test_dense_output_at_the_end_follows_the_event_there() -> None:
     m.functional("G", at_times={1.0: x})
     sol = dh.simulate(m.build(), (0, 1.0), **OPTIONS)
     assert sol(1.0)["x"] == pytest.approx(sol.functionals["G"]) == pytest.approx(11.0)
+
+
+@pytest.mark.parametrize("doses", range(0, 30, 3))
+def test_an_instant_may_begin_where_the_table_of_records_is_full(doses: int) -> None:
+    """The table grows within the instant; Python carries out the second tick, which moves with the period."""
+    m = dh.HybridModel("growing table")
+    k, period = m.parameter("k", 0.5), m.parameter("period", 0.25)
+    x = m.differential("x")
+    go, rest = m.mode("go", ode={x: -k * x}), m.mode("rest", ode={x: -x})
+    m.initial(go, {x: 1.0})
+    for i in range(doses):
+        m.transition(go, go, at=0.01 * (i + 1), reset={x: x + 0.1}, name=f"dose {i}")
+    m.transition(go, go, every=0.5, reset={x: x + 0.2}, name="given")
+    m.transition(go, go, every=period, reset={x: 0.5 * x}, name="moving")
+    m.transition(go, rest, at=2.0, name="leave")
+    m.transition(rest, rest, every=0.5, reset={x: x + 0.3}, name="later")
+    m.functional("G", terminal=x, at_times={1.0: x, 2.0: x, 2.5: x})
+    system = m.build()
+    found = dh.forward_sensitivity(system, (0, 2.7), wrt=["k"], **OPTIONS)
+    expected = dh.forward_sensitivity(system, (0, 2.7), wrt=["k"], native_events=False, **OPTIONS)
+    assert seen(found.trajectory) == seen(expected.trajectory)
+    np.testing.assert_allclose(found.gradient["G"], expected.gradient["G"], rtol=1e-7)

@@ -384,6 +384,7 @@ typedef struct {
   integer reversed, later, placed;           /* whether simultaneous transitions fire last first; whether something else of the
                                                 instant precedes; whether a segment is to begin */
   integer fired, max_fired;                  /* number of transitions at the instant, and its limit */
+  integer ticked_clock;                      /* clock of the tick that led into the mode at this instant, -1 if none did */
   integer moving;                            /* whether any due time depends on parameters */
   integer capacity, room, used, n_events, n_passed, n_segments, max_events, budget, steps, failures, newton_failures;
   integer row, path_row, n_times;

@@ -615,9 +615,9 @@ static int carry_on(event_loop *m) {
 /* Whether more is stored than allowed at a point where another record table may begin. */
 static int is_complete(const event_loop *m) { return m->kept + (m->counts_records ? (double)m->used : 0) > m->bound; }
 
-/* Carry out what else is due now, in order. A tick of `clock` has been used up by the transition that led into the mode.
- * Returns 0, COMPLETE if the automaton has to carry out the rest, or SUNDIALS' return code. */
-static int finish_instant(event_loop *m, integer clock) {
+/* Carry out what else is due now, in order. Returns 0, COMPLETE if the automaton has to carry out the rest, or SUNDIALS'
+ * return code. */
+static int finish_instant(event_loop *m) {
   const double t = m->modes[m->at].run->t;
   for (m->later = 1; 1;) {
     alarms *own = &m->schedule[m->at];
@@ -625,10 +625,10 @@ static int finish_instant(event_loop *m, integer clock) {
     if (own->next == own->n || own->times[own->next] > t) return 0;
     const link *l = &m->modes[m->at].links[own->links[own->next]];
     m->exit = own->links[own->next];
-    if (clock >= 0 && l->clock == clock) own->next++;
+    if (m->ticked_clock >= 0 && l->clock == m->ticked_clock) own->next++;
     else if (l->turns || !(l->measures ? measure(m) : fire(m))) return COMPLETE;
     else if (!l->measures) {
-      if (l->target != m->at) clock = l->clock;
+      if (l->target != m->at) m->ticked_clock = l->clock;
       const int flag = place(m);
       if (flag) return flag;
     }
@@ -653,12 +653,16 @@ int dh_run_events(event_loop *m) {
       else return status;
     }
     const link *l = &m->modes[m->at].links[m->exit];
-    if (!m->resumed) m->later = m->fired = 0;
+    if (!m->resumed) m->later = m->fired = 0, m->ticked_clock = -1;
     m->resumed = 0;
-    if (!(l->measures ? measure(m) : l->turns ? turn(m) : fire(m))) return l->clock < 0 && !stays(l) ? FOUND_ROOT : REACHED_STOP;
-    const integer clock = l->target == m->at ? -1 : l->clock;
-    int flag = l->measures ? 0 : place(m);
-    if (!flag) flag = finish_instant(m, clock);
+    int flag = COMPLETE;
+    if (l->measures ? measure(m) : l->turns ? turn(m) : fire(m)) {
+      if (l->target != m->at) m->ticked_clock = l->clock;
+      flag = l->measures ? 0 : place(m);
+      if (!flag) flag = finish_instant(m);
+    } else if (!m->later) {
+      return l->clock < 0 && !stays(l) ? FOUND_ROOT : REACHED_STOP;
+    }
     if (m->wanted >= 0 || m->full) return REACHED_STOP;
     const int is_open = flag == COMPLETE;
     const int is_placed = m->placed;
