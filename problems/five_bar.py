@@ -40,6 +40,7 @@ TR-2019-01, Simulation-Based Engineering Lab, University of Wisconsin-Madison, 2
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -48,7 +49,7 @@ import numpy as np
 
 import dae_hybrid as dh
 from dae_hybrid.interface.api import RunOptions
-from dae_hybrid.mechanics import Formulation, Mechanism, Restitution, VelocityJump
+from dae_hybrid.mechanics import Formulation, Mechanism, Point, Restitution, Revolute, VelocityJump
 from dae_hybrid.problems._reference import FOLDER, Exact, read_json
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 
 Case = Literal["smooth", "elastic", "newton", "latch"]
 CASES: tuple[Case, ...] = ("smooth", "elastic", "newton", "latch")
+Coordinates = Literal["natural", "joint"]
+type Positions = dict[ca.MX, Any]
 
 t_span = (0.0, 5.0)
 tolerances: RunOptions = {"rtol": 1e-10, "atol": 1e-12}
@@ -68,8 +71,11 @@ LENGTHS = (np.sqrt(13 / 4), np.sqrt(13 / 4), np.sqrt(2))
 MASSES = (1.0, 1.5, 1.5, 1.0)
 
 
-def mechanism(case: Case = "elastic", *, quadratures: bool = False) -> Mechanism:
-    """The mechanism; with `quadratures` the integrals z are states too, ``sol["z1"]`` to ``sol["z3"]``."""
+def mechanism(case: Case = "elastic", *, coordinates: Coordinates = "natural", quadratures: bool = False) -> Mechanism:
+    """The mechanism in natural coordinates, or in joint coordinates with one loop (not for ``"elastic"``).
+
+    With `quadratures` the integrals z are states too, ``sol["z1"]`` to ``sol["z3"]``.
+    """
     mech = Mechanism("five_bar")
     L_s1 = mech.parameter("L_s1", np.sqrt(5), unit="m", description="natural length of spring B1")
     L_s2 = mech.parameter("L_s2", np.sqrt(17 / 4), unit="m", description="natural length of spring B2")
@@ -77,11 +83,8 @@ def mechanism(case: Case = "elastic", *, quadratures: bool = False) -> Mechanism
     xG_A1 = mech.parameter("xG_A1", np.sqrt(2) / 2, unit="m", description="centre of mass of bar A1, from A")
     L_A1 = mech.parameter("L_A1", np.sqrt(2), unit="m", description="length of bar A1")
     A, B = mech.ground(-0.5, 0.0, "A"), mech.ground(0.5, 0.0, "B")
-    one, two, three = (mech.point(name) for name in "123")
-    mech.bar(A, one, length=L_A1, mass=m_A1, center=xG_A1, inertia=MASSES[0] * 2 / 12)
-    ends = ((one, two), (two, three), (B, three))
-    for (start, end), length, mass in zip(ends, LENGTHS, MASSES[1:], strict=True):
-        mech.bar(start, end, length=length, mass=mass)
+    bars = _Bars(A, B, L_A1, m_A1, xG_A1)
+    one, two, start = (bars.in_joint_coordinates if coordinates == "joint" else bars.in_natural_coordinates)(mech)
     mech.spring(B, one, stiffness=100.0, natural_length=L_s1)
     mech.spring(B, two, stiffness=100.0, natural_length=L_s2)
     mech.gravity(9.81)
@@ -101,12 +104,8 @@ def mechanism(case: Case = "elastic", *, quadratures: bool = False) -> Mechanism
         mech.functional("force", integrand=force)
         mech.functional("impulse", at_events={latch: -mech.impulse("ground")})
 
-    along = L_A1 * np.array([-1.0, -1.0]) / np.sqrt(2)
-    mech.initial(
-        free,
-        {one.x: -0.5 + along[0], one.y: along[1], two.x: 1.0 + along[0], two.y: -1.0 + along[1]},
-        guess={three.x: 1.5, three.y: -1.0},
-    )
+    positions, guess = start
+    mech.initial(free, positions, guess=guess)
     z = (two.vy, two.ay, two.vy**2 + two.ay**2)
     mech.functional(
         "psi",
@@ -119,15 +118,57 @@ def mechanism(case: Case = "elastic", *, quadratures: bool = False) -> Mechanism
     return mech
 
 
+@dataclass(frozen=True)
+class _Bars:
+    """The four bars: they return points 1 and 2, and the initial positions with a guess of the others."""
+
+    A: Point
+    B: Point
+    length: ca.MX
+    mass: ca.MX
+    center: ca.MX
+    inertia: float = MASSES[0] * 2 / 12
+
+    def in_natural_coordinates(self, mech: Mechanism) -> tuple[Point, Point, tuple[Positions, Positions]]:
+        """Points 1, 2 and 3 with constraints of constant length."""
+        one, two, three = (mech.point(name) for name in "123")
+        mech.bar(self.A, one, length=self.length, mass=self.mass, center=self.center, inertia=self.inertia)
+        ends = ((one, two), (two, three), (self.B, three))
+        for (start, end), length, mass in zip(ends, LENGTHS, MASSES[1:], strict=True):
+            mech.bar(start, end, length=length, mass=mass)
+        along = self.length * np.array([-1.0, -1.0]) / np.sqrt(2)
+        given = {one.x: -0.5 + along[0], one.y: along[1], two.x: 1.0 + along[0], two.y: -1.0 + along[1]}
+        return one, two, (given, {three.x: 1.5, three.y: -1.0})
+
+    def in_joint_coordinates(self, mech: Mechanism) -> tuple[Point, Point, tuple[Positions, Positions]]:
+        """Bodies A1, 12, 23 and B3 with revolute joints, cut at point 3."""
+        rods = [
+            {"mass": mass, "center": (length / 2, 0), "inertia": mass * length**2 / 12}
+            for mass, length in zip(MASSES[1:], LENGTHS, strict=True)
+        ]
+        first = mech.body("A1", Revolute(self.A), mass=self.mass, center=(self.center, 0), inertia=self.inertia)
+        one = first.point(self.length, name="1")
+        second = mech.body("12", Revolute(one), **rods[0])
+        two = second.point(LENGTHS[0], name="2")
+        third = mech.body("23", Revolute(two), **rods[1])
+        last = mech.body("B3", Revolute(self.B), **rods[2])
+        mech.pin(third.point(LENGTHS[1], name="3"), last.point(LENGTHS[2], name="3"), name="loop")
+        angles = -3 * np.pi / 4, np.arctan2(-1, 1.5), np.arctan2(1, 1.5), np.arctan2(-1, 1)
+        given = {first.coordinate: angles[0], second.coordinate: angles[1] - angles[0]}
+        return one, two, (given, {third.coordinate: angles[2] - angles[1], last.coordinate: angles[3]})
+
+
 def model() -> dh.HybridModel:
     """The declaration, with elastic impacts."""
     return mechanism().model()
 
 
 @cache
-def system(case: Case = "elastic", formulation: Formulation | None = None) -> dh.HybridSystem:
-    """The built mechanism, cached for every case and formulation."""
-    return mechanism(case).build(formulation)
+def system(
+    case: Case = "elastic", formulation: Formulation | None = None, coordinates: Coordinates = "natural"
+) -> dh.HybridSystem:
+    """The built mechanism, cached for every case, formulation and choice of coordinates."""
+    return mechanism(case, coordinates=coordinates).build(formulation)
 
 
 @cache

@@ -6,6 +6,10 @@
 
 from __future__ import annotations
 
+from dae_hybrid.mechanics.bodies import Body as Body
+from dae_hybrid.mechanics.bodies import Joint as Joint
+from dae_hybrid.mechanics.bodies import Prismatic as Prismatic
+from dae_hybrid.mechanics.bodies import Revolute as Revolute
 from dae_hybrid.mechanics.declared import Constraint as Constraint
 from dae_hybrid.mechanics.declared import Continuous as Continuous
 from dae_hybrid.mechanics.declared import Event as Event

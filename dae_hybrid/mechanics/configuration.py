@@ -173,8 +173,8 @@ class Configuration:
         names = [n for n, share in zip(self.equations.labels, np.abs(vectors[:, 0]), strict=True) if share > 1e-6]
         raise FormulationError(
             f"The mass matrix is not positive definite: motion of {', '.join(names)} has "
-            f"{'no' if values[0] > -1e-14 * values[-1] else 'negative'} inertia.",
+            f"{'no' if values[0] >= -1e-14 * abs(values[-1]) else 'negative'} inertia.",
             mode=mode,
             variables=names,
-            remedy="Give every coordinate a mass: inertia(), point_mass() or the mass of a bar.",
+            remedy="Give every coordinate a mass: inertia(), point_mass(), or the mass of a bar or body.",
         )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import casadi as ca
 
 from dae_hybrid.errors import ModelError
 from dae_hybrid.statement.declarations import Direction, OnEntry, Statement
+
+if TYPE_CHECKING:
+    from dae_hybrid.mechanics.bodies import Body
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +50,8 @@ class Share:
     forces: list[tuple[ca.MX, ca.MX]] = field(default_factory=list)  # velocities or coordinates, and forces on them
     inertias: list[Inertia] = field(default_factory=list)
     weights: list[tuple[ca.MX, ca.MX]] = field(default_factory=list)  # gravity and its direction
-    bodies: list[tuple[ca.MX, ca.MX]] = field(default_factory=list)  # positions and masses for gravity
+    weighed: list[tuple[ca.MX, ca.MX]] = field(default_factory=list)  # positions and masses for gravity
+    loads: list[tuple[Body, ca.MX, ca.MX]] = field(default_factory=list)  # bodies, and forces at points of them
 
 
 # -- impacts ----------------------------------------------------------------------------------------------

@@ -13,13 +13,14 @@ from dae_hybrid.layout import Layout
 from dae_hybrid.mechanics.declared import Constraint, Share
 from dae_hybrid.mechanics.kinematics import Motion
 from dae_hybrid.mechanics.mechanism import Mechanism
+from dae_hybrid.mechanics.recursion import Reference, equations_of_motion
 
 
 class EquationsOfMotion:
     """The coordinates of a mechanism as columns, and the `Motion` of every mode."""
 
-    def __init__(self, mechanism: Mechanism) -> None:
-        self.mechanism = mechanism
+    def __init__(self, mechanism: Mechanism, reference: Reference = "center") -> None:
+        self.mechanism, self.reference = mechanism, reference
         self.coordinates = list(mechanism.coordinates.values())
         self.q, self.v, self.a = (ca.vertcat(*(getattr(c, k) for c in self.coordinates)) for k in "qva")
         self.labels = Layout.of((c.name, c.q.numel()) for c in self.coordinates).labels()
@@ -44,13 +45,14 @@ class EquationsOfMotion:
         """The equations of motion of one mode."""
         shares = [self.mechanism.share, self.mechanism.modes[mode].share]
         constraints = self.active(mode).values()
+        mass, force = self._mass_and_force(shares)
         motion = Motion(
             t=self.mechanism.time,
             q=self.q,
             v=self.v,
             a=self.a,
-            mass=self._mass(shares),
-            force=self._force(shares),
+            mass=mass,
+            force=force,
             phi=ca.vertcat(*(c.phi for c in constraints)) if constraints else ca.MX(0, 1),
             multipliers=ca.vertcat(*(c.multiplier for c in constraints)) if constraints else ca.MX(0, 1),
             labels=Layout.of((c.name, c.phi.numel()) for c in constraints).labels(),
@@ -94,26 +96,29 @@ class EquationsOfMotion:
         selected = ca.Function("place", [self.q], [columns])(ca.DM(range(self.q.numel())))
         return [int(i) for i in np.asarray(selected).ravel()]
 
-    def _mass(self, shares: list[Share]) -> ca.MX:
-        inertias = [i for share in shares for i in share.inertias]
-        if not inertias:
-            return ca.MX(self.q.numel(), self.q.numel())
-        select = self._selection([row for i in inertias for row in self.places(i.rows)])
-        return select @ ca.diagcat(*(i.matrix for i in inertias)) @ select.T
-
-    def _force(self, shares: list[Share]) -> ca.MX:
+    def _mass_and_force(self, shares: list[Share]) -> tuple[ca.MX, ca.MX]:
+        """The mass matrix (n, n) and the forces (n, 1) of all coordinates."""
+        inertias = [(i.rows, i.matrix) for share in shares for i in share.inertias]
         pulls = [pull for share in shares for pull in share.forces]
-        weights = [weight for share in shares for weight in share.weights]
-        for place, mass in (body for share in shares for body in share.bodies):
-            pulls += [(place, mass * g * towards) for g, towards in weights]
-        rows = [row for columns, _ in pulls for row in self.places(columns)]
-        total = (
-            self._selection(rows) @ ca.vertcat(*(force for _, force in pulls)) if pulls else ca.MX(self.q.numel(), 1)
-        )
-        return ca.densify(total)
+        loads = [load for share in shares for load in share.loads]
+        bodies = self.mechanism.bodies
+        for g, towards in (weight for share in shares for weight in share.weights):
+            pulls += [(place, mass * g * towards) for share in shares for place, mass in share.weighed]
+            loads += [(body, body.center.position, body.mass * g * towards) for body in bodies.values()]
+        if bodies:
+            joints = ca.vertcat(*(body.coordinate for body in bodies.values()))
+            mass, force = equations_of_motion(bodies, loads, self.reference)
+            inertias.append((joints, mass))
+            pulls.append((joints, force))
+        n = self.q.numel()
+        select = self._selection(inertias)
+        mass = select @ ca.diagcat(*(matrix for _, matrix in inertias)) @ select.T if inertias else ca.MX(n, n)
+        force = self._selection(pulls) @ ca.vertcat(*(force for _, force in pulls)) if pulls else ca.MX(n, 1)
+        return mass, ca.densify(force)
 
-    def _selection(self, rows: list[int]) -> ca.DM:
-        """The matrix that adds values to these rows."""
+    def _selection(self, parts: list[tuple[ca.MX, ca.MX]]) -> ca.DM:
+        """The matrix that adds the values of parts, stacked, to those of all coordinates."""
+        rows = [row for columns, _ in parts for row in self.places(columns)]
         return ca.DM.triplet(rows, list(range(len(rows))), ca.DM.ones(len(rows)), self.q.numel(), len(rows))
 
     def by_name(self, column: ca.MX, kind: str) -> dict[str, ca.MX]:

@@ -8,13 +8,14 @@ positions, velocities, accelerations and multipliers, so that costs and guards a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, get_args
 
 import casadi as ca
 
 from dae_hybrid.errors import OptionError
 from dae_hybrid.mechanics.kinematics import Motion
+from dae_hybrid.mechanics.recursion import Reference
 
 
 def checked(owner: str, name: str, value: Any, *, positive: bool) -> None:
@@ -33,7 +34,21 @@ def checked(owner: str, name: str, value: Any, *, positive: bool) -> None:
 
 @dataclass(frozen=True)
 class Formulation:
-    """Base class of all formulations; its own equations are those of a mechanism without constraints, ``M a = F``."""
+    """Base class of all formulations; its own equations are those of a mechanism without constraints, ``M a = F``.
+
+    Parameters
+    ----------
+    reference : {"center", "origin"}
+        Reference points of bodies in joint coordinates: their centres of mass (default), or the origin of the plane.
+        The equations are the same but for rounding.
+    """
+
+    reference: Reference = field(default="center", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.reference not in get_args(Reference):
+            legal = " or ".join(map(repr, get_args(Reference)))
+            raise OptionError(f"{type(self).__name__}: reference must be {legal}, got {self.reference!r}.")
 
     def velocity_rates(self, motion: Motion) -> ca.MX:
         """The rates v' of all coordinates."""
@@ -78,6 +93,7 @@ class Penalty(Formulation):
     omega: Any = 10.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         checked("Penalty", "alpha", self.alpha, positive=True)
         checked("Penalty", "xi", self.xi, positive=False)
         checked("Penalty", "omega", self.omega, positive=False)
@@ -108,6 +124,7 @@ class Index1(Formulation):
     omega: Any = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         checked("Index1", "xi", self.xi, positive=False)
         checked("Index1", "omega", self.omega, positive=False)
 
@@ -165,6 +182,7 @@ class Reduced(Formulation):
     independent: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.independent, str | ca.MX):
             raise OptionError("Reduced: independent must be a sequence of coordinates.")
         object.__setattr__(self, "independent", tuple(self.independent))

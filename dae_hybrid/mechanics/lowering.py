@@ -45,7 +45,7 @@ class Lowering:
         if mech.start is None:
             raise ModelError(f"Mechanism '{mech.name}' has no start.", remedy="Call initial().")
         self.formulation, self.start = formulation, mech.start
-        self.equations = EquationsOfMotion(mech)
+        self.equations = EquationsOfMotion(mech, formulation.reference)
 
     # -- the model ----------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import casadi as ca
 
 from dae_hybrid.errors import ModelError
+from dae_hybrid.mechanics.bodies import Body, Tree
 from dae_hybrid.mechanics.declared import (
     Constraint,
     Coordinate,
@@ -48,7 +49,7 @@ class MechanicalMode(Statement, Planar):
 
 
 @dataclass(repr=False)
-class Mechanism(Symbols, Planar):
+class Mechanism(Symbols, Planar, Tree):
     """A mechanism: coordinates, masses, forces, constraints, and events that change them.
 
     `build` converts it to a `HybridSystem` in any formulation (Corner, Sandu and Sandu 2019 and 2020), to which all
@@ -78,6 +79,7 @@ class Mechanism(Symbols, Planar):
     """
 
     coordinates: dict[str, Coordinate] = field(default_factory=dict, init=False)
+    bodies: dict[str, Body] = field(default_factory=dict, init=False)
     modes: dict[str, MechanicalMode] = field(default_factory=dict, init=False)
     events: dict[str, Event] = field(default_factory=dict, init=False)
     functionals: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)

@@ -7,7 +7,7 @@ matrix, and its length is a constraint (Garcia de Jalon and Bayo 1994).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import casadi as ca
 
@@ -16,10 +16,13 @@ from dae_hybrid.mechanics.parts import Components
 from dae_hybrid.statement.declarations import Statement
 from dae_hybrid.statement.expressions import expression
 
+if TYPE_CHECKING:
+    from dae_hybrid.mechanics.bodies import Body
+
 
 @dataclass(frozen=True, eq=False)
 class Point(Statement):
-    """A point of the plane: coordinates of the mechanism, or a given position."""
+    """A point of the plane: coordinates of the mechanism, a point of a body, or a given position."""
 
     name: str
     x: ca.MX
@@ -29,6 +32,13 @@ class Point(Statement):
     ax: ca.MX
     ay: ca.MX
     free: bool
+    body: Body | None = None
+
+    @classmethod
+    def on(cls, name: str, motion: tuple[ca.MX, ca.MX, ca.MX], body: Body | None = None) -> Point:
+        """A point with given position, velocity and acceleration, each of shape (2,)."""
+        x, y, vx, vy, ax, ay = (row for column in motion for row in ca.vertsplit(column))
+        return cls(name, x, y, vx, vy, ax, ay, free=False, body=body)
 
     @property
     def position(self) -> ca.MX:
@@ -77,7 +87,10 @@ class Planar(Components):
     def point_mass(self, point: Point, mass: Any) -> None:
         """Add a mass at a free point."""
         if not point.free:
-            raise ModelError(f"A mass at {point.name}, which is not a free point.")
+            raise ModelError(
+                f"A mass at {point.name}, which is not a free point.",
+                remedy="A mass on a body is part of mass=, center= and inertia= of the body.",
+            )
         value = expression("mass", mass, 1)
         self.inertia([point.x, point.y], value)
         self._weigh(point, value)
@@ -122,14 +135,30 @@ class Planar(Components):
         center = length / 2 if center is None else expression("center of a bar", center, 1)
         inertia = mass * length**2 / 12 if inertia is None else expression("inertia of a bar", inertia, 1)
         along = end.position - start.position
-        if not (start.free or end.free):
+        ends = (start, end)
+        if all(point.body is None and not point.free for point in ends):
             raise ModelError(f"A bar between {start.name} and {end.name} has no free point.")
+        if any(point.body is not None for point in ends) and not (mass.is_zero() and inertia.is_zero()):
+            raise ModelError(
+                f"A bar between {start.name} and {end.name} has a mass and ends on a body.",
+                remedy="Declare the bar as a body() with a joint; a bar without mass is a constraint.",
+            )
         multiplier = self.constraint(
             name or f"{start.name}-{end.name}", ca.dot(along, along) - length**2, bounds=bounds
         )
         self.mechanism.links.append(Link("bar", start, end))
         self._bar_inertia(start, end, mass, center / length, (inertia + mass * center**2) / length**2)
         return multiplier
+
+    def pin(self, first: Point, second: Point, *, name: str | None = None) -> ca.MX:
+        """Hold two points together: the constraint that closes a loop of bodies.
+
+        Returns
+        -------
+        ca.MX, shape (2,)
+            The multipliers: minus the force on the first point, and the force on the second.
+        """
+        return self.constraint(name or f"{first.name}={second.name}", first.position - second.position)
 
     def spring(
         self, start: Point, end: Point, *, stiffness: Any = 0.0, natural_length: Any = 0.0, damping: Any = 0.0
@@ -166,10 +195,12 @@ class Planar(Components):
     def _push(self, point: Point, force: ca.MX) -> None:
         if point.free:
             self.force({point.x: force[0], point.y: force[1]})
+        elif point.body is not None:
+            self.share.loads.append((point.body, point.position, force))
 
     def _weigh(self, point: Point, mass: ca.MX) -> None:
         if point.free:
-            self.share.bodies.append((point.position, mass))
+            self.share.weighed.append((point.position, mass))
 
     def _bar_inertia(self, start: Point, end: Point, mass: ca.MX, center: ca.MX, about: ca.MX) -> None:
         """Add the kinetic energy of a bar as a quadratic form in the velocities of its ends.
