@@ -310,7 +310,7 @@ def _conformance(arguments: argparse.Namespace) -> None:
     from dae_hybrid.problems import _conformance_report as text
     from dae_hybrid.problems import conformance as suite
 
-    names = [_adapter(name) for name in arguments.names] or registry.usable_adapters()
+    names = [_adapter(name) for name in arguments.names] or registry.general_adapters()
     rtols = () if arguments.quick else suite.RTOLS
     with Progress("conformance") as progress:
         found = suite.conformance(*names, rtols=rtols, timed=not arguments.quick, report=progress.stage)

@@ -63,6 +63,7 @@ class ModeFunctions:
         self.terminals = self.stack("terminals", terminals)
         self._check_guards()
         self.poles = 0  # number of quantities that must not vanish: determinants of the systems solved for z
+        eliminate = eliminate and lowering.mode.motion is None  # whose accelerations are results of the integrator
         self.explicit = self._explicit() if eliminate and self.nz and not (direct and self.nk) else None
         self.singularities: ca.Function | None = None  # quantities of implicit equations that must not vanish
         self.unwatched = False  # whether there are too many of them, or too large ones, to write out

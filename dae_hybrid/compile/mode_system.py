@@ -19,6 +19,7 @@ from dae_hybrid.compile.elimination import solve_in_blocks
 from dae_hybrid.compile.families import apart, closed, functions_of, kernels_of
 from dae_hybrid.compile.lowering import Flat, symbols_for
 from dae_hybrid.compile.mode_functions import ModeFunctions, term_sizes
+from dae_hybrid.compile.motion_functions import motion_equations
 from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.matrices import compact
@@ -258,6 +259,7 @@ class ModeBuilder(ModeFunctions):
             algebraic=lowering.algebraic,
             n_singularities=self.poles,
             unwatched=self.unwatched,
+            motion=None if lowering.mode.motion is None else motion_equations(self, lowering.mode.motion),
         )
         return ModeSystem(
             name=lowering.mode.name,

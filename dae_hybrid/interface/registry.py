@@ -24,6 +24,7 @@ BUILT_IN = {
     "scikits-odes": "dae_hybrid.adapters.scikits_odes:ScikitsOdesIntegrator",
     "casadi": "dae_hybrid.adapters.casadi:CasadiIntegrator",
     "scipy": "dae_hybrid.adapters.scipy:SciPyIntegrator",
+    "ali3p": "dae_hybrid.adapters.ali3p:Ali3pIntegrator",
 }
 Adapter = Integrator | SteppedIntegrator
 Analysis = Literal["simulate", "forward", "adjoint"]
@@ -184,7 +185,18 @@ def check_capabilities(name: str, system: HybridSystem, options: Options, analys
             f"Adapter {name!r} has no choice of linear_solver={options.linear_solver!r}.",
             remedy=f"Leave it out, or use {_with(lambda other: options.linear_solver in other.linear_solvers)}.",
         )
+    if options.step is not None and not can.fixed_steps:
+        raise UnsupportedError(
+            f"Adapter {name!r} has no fixed steps (step={options.step!r}).",
+            remedy=f"Leave step out, or use {_with(lambda other: other.fixed_steps)}.",
+        )
     for mode in system.modes:
+        if can.motion and mode.equations.motion is None:
+            raise UnsupportedError(
+                f"Adapter {name!r} integrates equations of motion only.",
+                mode=mode.name,
+                remedy="Build the system from a Mechanism with the formulation ALI3P().",
+            )
         if mode.equations.index == 2 and not can.index2:
             raise UnsupportedError(
                 f"Adapter {name!r} does not integrate the direct form of index 2.",
@@ -266,9 +278,9 @@ def describe_adapters() -> str:
     return "\n".join(line.rstrip() for line in (first, *body))
 
 
-def usable_adapters() -> list[str]:
-    """Return the names of the adapters that work on this machine."""
-    return [name for name in adapter_names() if not _unusable(name)]
+def general_adapters() -> list[str]:
+    """Return the names of the adapters that work on this machine and integrate more than equations of motion."""
+    return [name for name in adapter_names() if not (_unusable(name) or adapter_class(name).capabilities.motion)]
 
 
 def _unusable(name: str) -> str:

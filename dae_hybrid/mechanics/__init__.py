@@ -17,6 +17,7 @@ from dae_hybrid.mechanics.declared import Impact as Impact
 from dae_hybrid.mechanics.declared import Inelastic as Inelastic
 from dae_hybrid.mechanics.declared import Restitution as Restitution
 from dae_hybrid.mechanics.declared import VelocityJump as VelocityJump
+from dae_hybrid.mechanics.formulations import ALI3P as ALI3P
 from dae_hybrid.mechanics.formulations import Formulation as Formulation
 from dae_hybrid.mechanics.formulations import Index1 as Index1
 from dae_hybrid.mechanics.formulations import Index2 as Index2

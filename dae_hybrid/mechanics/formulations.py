@@ -190,3 +190,58 @@ class Reduced(Formulation):
     def constraint(self, motion: Motion) -> list[tuple[str, ca.MX]]:
         """Constraints on positions."""
         return motion.named()
+
+
+@dataclass(frozen=True)
+class ALI3P(Formulation):
+    """Augmented Lagrangian index-3 formulation with velocity and acceleration projections, for ``adapter="ali3p"``.
+
+    Positions satisfy their constraints at every step; velocities and accelerations are projected onto theirs with the
+    penalty varsigma alpha (Lopez Varela, Dopico and Luaces 2023, eq. 9 to 11, without iterations of the projections).
+    Other adapters integrate the accelerations of `Index1` without stabilisation.
+
+    Parameters
+    ----------
+    alpha : float
+        Penalty. The multipliers are iterated to convergence, so that only the projections depend on it.
+    varsigma : float
+        Weight of the projections.
+    projection : matrix or None
+        P, symmetric and positive definite, an expression in positions, time and parameters; None (default) is the mass
+        matrix. Any other matrix reduces the order of the trapezoidal and generalised-alpha rules to one.
+    newmark : (beta, gamma)
+        Parameters of ``method="newmark"``.
+    spectral_radius : float
+        High-frequency spectral radius of ``method="generalized-alpha"``, between 0 and 1 (Chung and Hulbert 1993).
+    """
+
+    alpha: float = 1e9
+    varsigma: float = 1.0
+    projection: Any = None
+    newmark: tuple[float, float] = (0.3025, 0.6)
+    spectral_radius: float = 0.8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("alpha", "varsigma"):
+            if isinstance(value := getattr(self, name), ca.MX):
+                raise OptionError(f"ALI3P: {name} must be a positive number, got an expression.")
+            checked("ALI3P", name, value, positive=True)
+        checked("ALI3P", "spectral_radius", self.spectral_radius, positive=False)
+        if self.spectral_radius > 1:
+            raise OptionError(f"ALI3P: spectral_radius must be at most 1, got {self.spectral_radius!r}.")
+        if not isinstance(self.newmark, tuple) or len(self.newmark) != 2:
+            raise OptionError(f"ALI3P: newmark must be a pair of numbers, beta and gamma, got {self.newmark!r}.")
+        for name, value in zip(("beta", "gamma"), self.newmark, strict=True):
+            checked("ALI3P", f"{name} of newmark", value, positive=True)
+        beta, gamma = self.newmark
+        if not (gamma >= 0.5 and 2 * beta >= gamma):
+            raise OptionError(f"ALI3P: newmark needs 2 beta >= gamma >= 1/2 for stability, got {self.newmark!r}.")
+
+    def closure(self, motion: Motion) -> ca.MX:
+        """Equations for the accelerations and multipliers, which initial values and events satisfy."""
+        return ca.vertcat(motion.mass @ motion.a - motion.pull, motion.phi_q @ motion.a + motion.gamma)
+
+    def velocity_rates(self, motion: Motion) -> ca.MX:
+        """The rates v' of all coordinates."""
+        return motion.a

@@ -13,12 +13,13 @@ from dae_hybrid.errors import ModelError, OptionError
 from dae_hybrid.mechanics.configuration import Configuration
 from dae_hybrid.mechanics.crossing import LoweredEvent
 from dae_hybrid.mechanics.equations import EquationsOfMotion
-from dae_hybrid.mechanics.formulations import Formulation, Index2, Penalty, Reduced, Unconstrained
+from dae_hybrid.mechanics.formulations import ALI3P, Formulation, Index2, Penalty, Reduced, Unconstrained
 from dae_hybrid.mechanics.kinematics import Motion, partition_function
 from dae_hybrid.mechanics.mechanism import Mechanism
 from dae_hybrid.mechanics.reduction import Partition, selection_of
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.statement.declarations import Declaration
+from dae_hybrid.statement.declarations import Declaration, MotionStatement
+from dae_hybrid.statement.expressions import matrix
 from dae_hybrid.statement.model import HybridModel
 
 #: smallest determinant of the constraints' directions, relative to its initial value
@@ -157,7 +158,34 @@ class Lowering:
             ode[partition.w] = partition.selection @ motion.a
             algebraic.append(motion.v - partition.velocities)
         model.mode(name, ode=ode, algebraic=algebraic, constraint=self.formulation.constraint(motion))
-        model.modes[name] = replace(model.modes[name], idle=tuple(multiplier.name() for multiplier in idle))
+        model.modes[name] = replace(
+            model.modes[name], idle=tuple(multiplier.name() for multiplier in idle), motion=self._motion(name, motion)
+        )
+
+    def _motion(self, name: str, motion: Motion) -> MotionStatement | None:
+        """The equations of motion for an integrator of index 3."""
+        form = self.formulation
+        if not isinstance(form, ALI3P):
+            return None
+        if self.mechanism.states:
+            raise ModelError(
+                f"ALI3P() integrates coordinates only, and mechanism '{self.mechanism.name}' has the additional state "
+                f"'{next(iter(self.mechanism.states))}'.",
+                remedy="State a cost as a functional instead, or take Index2().",
+            )
+        projection = None if form.projection is None else matrix("projection", form.projection)
+        if projection is not None and projection.shape != (motion.n, motion.n):
+            raise ModelError(f"projection has shape {projection.shape}, expected {(motion.n, motion.n)}.", mode=name)
+        names = {key: tuple(getattr(c, key).name() for c in self.equations.coordinates) for key in "qva"}
+        return MotionStatement(
+            **names,
+            multipliers=tuple(c.multiplier.name() for c in self.equations.active(name).values()),
+            phi=motion.phi,
+            projection=projection,
+            projection_penalty=float(form.alpha) * float(form.varsigma),
+            newmark=form.newmark,
+            spectral_radius=float(form.spectral_radius),
+        )
 
     def _require_regular(self, model: HybridModel, name: str, motion: Motion) -> None:
         (start,) = self.configuration.evaluate([motion.spread], self.configuration.q)

@@ -22,6 +22,7 @@ from dae_hybrid.method import Method
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.crossings import Turn
 from dae_hybrid.options import Options
+from dae_hybrid.port.motion import MotionEquations
 
 if TYPE_CHECKING:
     from dae_hybrid.port.native_plan import (
@@ -93,6 +94,8 @@ class Equations:
     tested: tuple[int, ...] = ()
     #: coefficients that distinguish modes with the same functions: a further input of compiled code, after c
     numbers: Array = field(default_factory=lambda: np.zeros(0), repr=False)
+    #: one step of an index-3 scheme, if the mode was stated as equations of motion for it
+    motion: MotionEquations | None = field(default=None, repr=False)
     #: cache for adapters, by keys of their own
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
@@ -266,6 +269,10 @@ class Capabilities:
         Legal values of ``linear_solver=``; ``"auto"`` leaves the choice to the adapter.
     whole : bool
         Starts runs by itself, and completes them if possible: its sessions are `RunsWhole`.
+    motion : bool
+        Integrates equations of motion (`Equations.motion`) and nothing else.
+    fixed_steps : bool
+        Takes steps of a given length (``step=``).
     """
 
     methods: tuple[Method | str, ...]
@@ -278,6 +285,8 @@ class Capabilities:
     index2: bool = False
     linear_solvers: tuple[str, ...] = ("auto",)
     whole: bool = False
+    motion: bool = False
+    fixed_steps: bool = False
 
     @property
     def named(self) -> dict[str, Method]:

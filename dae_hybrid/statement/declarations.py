@@ -91,6 +91,24 @@ class SignalData(Statement):
 
 
 @dataclass(frozen=True, eq=False)
+class MotionStatement(Statement):
+    """Marks the equations of a mode as equations of motion, ``M a + Phi_q^T lambda = F`` and ``Phi_q a = -gamma``.
+
+    The last rows of its algebraic equations, n + m, are ``M a + Phi_q^T lambda - F`` and ``Phi_q a + gamma``.
+    """
+
+    q: tuple[str, ...]  # names of the variables
+    v: tuple[str, ...]
+    a: tuple[str, ...]
+    multipliers: tuple[str, ...]
+    phi: ca.MX
+    projection: ca.MX | None  # matrix of the projections; None for the mass matrix
+    projection_penalty: float
+    newmark: tuple[float, float]  # beta and gamma
+    spectral_radius: float
+
+
+@dataclass(frozen=True, eq=False)
 class Mode(Statement):
     """Smooth equations, active until a transition fires."""
 
@@ -101,6 +119,7 @@ class Mode(Statement):
     constraint: ca.MX = field(default_factory=no_equations)
     labels: tuple[str, ...] = ()  # labels of residual, algebraic and constraint equations, in this order
     idle: tuple[str, ...] = ()  # algebraic variables that this mode does not use; their bounds are not checked
+    motion: MotionStatement | None = None
 
     @property
     def equations(self) -> list[ca.MX]:

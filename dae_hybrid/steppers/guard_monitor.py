@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +11,10 @@ from numpy.typing import NDArray
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.numerics.crossings import INTERIOR_POSITION, GuardSample, Pace, Scan, Turns, keeps_away
+from dae_hybrid.numerics.step_polynomial import Step
 from dae_hybrid.port.failure_messages import unresolved_guard
 from dae_hybrid.port.integrator import SegmentTask
 from dae_hybrid.port.segment_rules import completed, kernel
-from dae_hybrid.steppers.augmented import SensitivitySystem
-from dae_hybrid.steppers.step_walker import StepWalker
 
 #: Newton's iteration for an event time: tolerance in rounding errors, share of a step below which states are advanced
 #: by their rates alone, and most iterations
@@ -42,12 +42,50 @@ class EventPoint(NamedTuple):
     rate: float
 
 
-class GuardMonitor:
-    """The guards of one task; see `SegmentTask` for zero bands and leaving signs. `pace` is that of the mode so far."""
+class LastStep(Protocol):
+    """The last step of an integrator, from `t0` to (t, x)."""
 
-    def __init__(self, task: SegmentTask, system: SensitivitySystem, p: Array, pace: Pace | None = None) -> None:
+    @property
+    def t0(self) -> float:
+        """Start of the step."""
+
+    @property
+    def t(self) -> float:
+        """End of the step."""
+
+    @property
+    def x(self) -> Array:
+        """The integrator's state there."""
+
+    @property
+    def at_root(self) -> bool:
+        """Whether the integrator itself has located a zero of a guard at t."""
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Start and end of the segment."""
+
+    def polynomial(self) -> Step:
+        """Return the step as a polynomial in the integrator's state."""
+
+    def integrated_to(self, t: float) -> Array:
+        """Return the state at t, integrated from the start of the step."""
+
+    def rates(self, t: float, x: Array) -> Array:
+        """Return the rates of the first entries of the state, the differential ones."""
+
+
+class GuardMonitor:
+    """The guards of one task; see `SegmentTask` for zero bands and leaving signs.
+
+    `variables` returns the variables of the equations from the integrator's state; `pace` is that of the mode so far.
+    """
+
+    def __init__(
+        self, task: SegmentTask, variables: Callable[[Array], Array], p: Array, pace: Pace | None = None
+    ) -> None:
         e = self.equations = task.equations
-        self.system, self.memory, self.p = system, task.memory, p
+        self.variables, self.memory, self.p = variables, task.memory, p
         self.band, self.leaving_sign = task.zero_band.copy(), task.leaving_sign
         self.directions = np.array(e.directions)
         self._guards, self._rates = kernel(e, "guards"), kernel(e, "rates")
@@ -89,11 +127,11 @@ class GuardMonitor:
 
     def root_function(self, t: float, state: Array) -> Array:
         """Return the guards for the integrator's root finding: nonzero, with the leaving sign, inside the band."""
-        values = self.raw(t, self.system.variables(state))
+        values = self.raw(t, self.variables(state))
         side = np.where(self.leaving_sign != 0, self.leaving_sign, np.where(values < 0, -1.0, 1.0))
         return np.where(np.abs(values) <= self.band, NONZERO * side, values)
 
-    def locate(self, walker: StepWalker) -> tuple[int, float] | None:
+    def locate(self, walker: LastStep) -> tuple[int, float] | None:
         """Return the first guard that crossed zero in its direction within the last step, and the approximate time."""
         if not self.directions.size:
             return None
@@ -118,15 +156,15 @@ class GuardMonitor:
         self._note(end)
         return found
 
-    def _singular(self, walker: StepWalker, end: GuardSample) -> tuple[int, float] | None:
+    def _singular(self, walker: LastStep, end: GuardSample) -> tuple[int, float] | None:
         """Return a determinant that is zero at the end of the last step, or would be if its unknowns did not return."""
         size, rate = np.abs(end.values[self._determinants]), np.abs(end.rates[self._determinants])
         self._largest = np.maximum(self._largest, size)
-        within = rate * (walker.problem.t_stop - walker.problem.t0)
+        within = rate * (walker.span[1] - walker.span[0])
         found = np.flatnonzero(size <= SINGULAR_SHARE * np.minimum(self._largest, within))
         return (self.equations.n_guards - self._largest.size + int(found[0]), end.t) if found.size else None
 
-    def note_end(self, walker: StepWalker) -> None:
+    def note_end(self, walker: LastStep) -> None:
         """Note the guards at the end of a step within which they could not be evaluated."""
         self._note(self._sample(walker, walker.t, walker.x))
 
@@ -140,34 +178,34 @@ class GuardMonitor:
     def _note(self, end: GuardSample) -> None:
         self._before, self._before_rates = np.where(end.values != 0, end.values, self._before), end.rates
 
-    def _sample(self, walker: StepWalker, t: float, state: Array | None = None) -> GuardSample:
-        x = self.system.variables(walker.polynomial().at(t) if state is None else state)
+    def _sample(self, walker: LastStep, t: float, state: Array | None = None) -> GuardSample:
+        x = self.variables(walker.polynomial().at(t) if state is None else state)
         rates = self._rates(t, x, self.memory, self.p)[0]
         return GuardSample(t, self._filtered(self.raw(t, x)), rates)
 
-    def _scan(self, walker: StepWalker) -> Scan:
+    def _scan(self, walker: LastStep) -> Scan:
         """Return a scan of the guards within the last step."""
 
         def value(t: float, i: int) -> float:
-            return float(self.raw(t, self.system.variables(walker.polynomial().at(t)))[i])
+            return float(self.raw(t, self.variables(walker.polynomial().at(t)))[i])
 
         return Scan(
             self.directions, self.band, self.leaving_sign, lambda t: self._sample(walker, t), value, self._refuse,
             self.equations.n_singularities,
         )  # fmt: skip
 
-    def _root_distance(self, walker: StepWalker) -> float:
+    def _root_distance(self, walker: LastStep) -> float:
         """Return the largest distance in time of a zero that the integrator reports."""
-        late = max(abs(walker.problem.t0), abs(walker.problem.t_stop))
+        late = max(map(abs, walker.span))
         return ROOT_DISTANCE_SHARE * (walker.t - walker.t0) + 1e4 * EPS * late
 
-    def _is_root(self, walker: StepWalker, t: float) -> bool:
+    def _is_root(self, walker: LastStep, t: float) -> bool:
         """Whether the zero at t is the one at which the integrator has stopped."""
         return walker.at_root and walker.t - t <= self._root_distance(walker)
 
-    def _root(self, walker: StepWalker) -> tuple[int, float] | None:
+    def _root(self, walker: LastStep) -> tuple[int, float] | None:
         """Return the guard at whose zero the integrator has stopped; None if it is to be ignored."""
-        x = self.system.variables(walker.x)
+        x = self.variables(walker.x)
         values = self.raw(walker.t, x)
         candidates = [
             (abs(values[i]) / (abs(rate) + EPS), i)
@@ -180,7 +218,7 @@ class GuardMonitor:
             return None
         return min(close)[1], walker.t
 
-    def integrate_to_zero(self, walker: StepWalker, index: int, near: float) -> tuple[int, float, Array, EventPoint]:
+    def integrate_to_zero(self, walker: LastStep, index: int, near: float) -> tuple[int, float, Array, EventPoint]:
         """Integrate from the start of the last step to the zero of a guard: its index, time, state and event point.
 
         If the state there shows that another guard has crossed zero earlier, which the polynomial of the step did not
@@ -197,24 +235,23 @@ class GuardMonitor:
 
     def _earlier_crossing(self, t: float, state: Array, index: int) -> int | None:
         """Return the other guard that, by its rate, has been beyond zero longest since the start of the last step."""
-        x = self.system.variables(state)
+        x = self.variables(state)
         values, rates = self._filtered(self.raw(t, x)), self._rates(t, x, self.memory, self.p)[0]
         past = (self._began * values < 0) & (self.directions * values >= 0) & (values * rates > 0)
         past[index] = past[self._determinants] = False
         found = np.flatnonzero(past)
         return int(found[np.argmax(values[found] / rates[found])]) if found.size else None
 
-    def _integrate_to_zero(self, walker: StepWalker, index: int, t: float) -> tuple[float, Array, EventPoint]:
+    def _integrate_to_zero(self, walker: LastStep, index: int, t: float) -> tuple[float, Array, EventPoint]:
         """Return time, state and event point of a zero, to rounding."""
         h, latest = walker.t - walker.t0, walker.t
         state = walker.x
         if self._is_root(walker, t):
-            latest = min(walker.problem.t_stop, walker.t + RATE_STEP_SHARE * h)
+            latest = min(walker.span[1], walker.t + RATE_STEP_SHARE * h)
         elif t < latest:
-            state = walker.restarted(t).integrate()
+            state = walker.integrated_to(t)
             if self._jumps(self._sample(walker, t), index, h):
                 return t, state, self._event_point(t, state, index)
-        n, constants = self.system.n_differential, walker.problem.constants
         for _ in range(MAX_CORRECTIONS):
             point = self._event_point(t, state, index)
             dt = -point.guard / point.rate if point.rate else np.inf
@@ -222,10 +259,10 @@ class GuardMonitor:
                 break
             t += dt
             if abs(dt) <= RATE_STEP_SHARE * h:
-                state = state.copy()
-                state[:n] += dt * walker.problem.system.kernel(t, state, constants)[0][:n]
+                rates, state = walker.rates(t, state), state.copy()
+                state[: rates.size] += dt * rates
             else:
-                state = walker.restarted(t).integrate()
+                state = walker.integrated_to(t)
         else:  # Newton's iteration oscillates at a touching zero: evaluate the point at the last time
             point = self._event_point(t, state, index)
         return t, state, point
@@ -239,6 +276,6 @@ class GuardMonitor:
         )
 
     def _event_point(self, t: float, state: Array, index: int) -> EventPoint:
-        x, xdot = completed(self.equations, t, self.system.variables(state), self.memory, self.p)
+        x, xdot = completed(self.equations, t, self.variables(state), self.memory, self.p)
         rates = self._rates(t, x, self.memory, self.p)[0]
         return EventPoint(x, xdot, float(self.raw(t, x)[index]), float(rates[index]))

@@ -351,7 +351,7 @@ class _Segment:
         self, session: SteppedSession, task: SegmentTask, system: SensitivitySystem, rows: OutputRows, method: str
     ) -> None:
         self.session, self.task, self.system, self.rows, self.method = session, task, system, rows, method
-        self.monitor = GuardMonitor(task, system, session.p, session.paces.get(id(task.equations)))
+        self.monitor = GuardMonitor(task, system.variables, session.p, session.paces.get(id(task.equations)))
         session.paces[id(task.equations)] = self.monitor.pace
         self.walker: StepWalker | None = None
         self._sign = 0.0

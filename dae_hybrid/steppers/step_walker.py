@@ -51,6 +51,17 @@ class StepWalker:
         return self.t >= self.problem.t_stop
 
     @property
+    def span(self) -> tuple[float, float]:
+        """Start and end of the problem."""
+        return self.problem.t0, self.problem.t_stop
+
+    def rates(self, t: float, x: Array) -> Array:
+        """Return the rates of the differential states."""
+        p = self.problem
+        rates: Array = p.system.kernel(t, x, p.constants)[0][: p.system.n_differential]
+        return rates
+
+    @property
     def at_root(self) -> bool:
         """Whether the integrator itself has located a zero of a guard at t."""
         return self._stepper.at_root
@@ -150,6 +161,10 @@ class StepWalker:
     def restarted(self, t_stop: float, max_step: float = np.inf) -> StepWalker:
         """Return a new walker from the start of the last step."""
         return StepWalker(self.integrator, self._from(self.t0, self.x0, t_stop, min(max_step, self.problem.max_step)))
+
+    def integrated_to(self, t: float) -> Array:
+        """Return the state at t, integrated from the start of the last step."""
+        return self.restarted(t).integrate()
 
     def _from(self, t: float, x: Array, t_stop: float, max_step: float) -> InitialValueProblem:
         """Return the problem from an intermediate point."""

