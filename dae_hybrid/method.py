@@ -43,6 +43,8 @@ class Method:
         Layout of its path.
     compiled : bool
         Whether it needs compiled equations.
+    final_outputs : bool
+        Whether the algebraic variables of its outputs are results of the method; those of others are solved for again.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Method:
     orders: tuple[int, int] | None = None
     path: Path = POLYNOMIALS
     compiled: bool = False
+    final_outputs: bool = False
 
     @classmethod
     def of(cls, given: Method | str) -> Method:

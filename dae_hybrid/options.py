@@ -89,7 +89,7 @@ class Options:
     max_step, first_step : float or None
         Largest step, and first step after every start; None lets the integrator choose. A first step longer than the
         interval of integration is cut; a largest step below the rounding error of time is refused.
-    step : float or None
+    fixed_step : float or None
         Length of the steps, for adapters with fixed steps; the last step before an event or a given time is shorter.
         None (default) controls the error.
     max_steps : int
@@ -142,7 +142,7 @@ class Options:
     method: str = AUTO
     max_step: float | None = None
     first_step: float | None = None
-    step: float | None = None
+    fixed_step: float | None = None
     max_steps: int = 1_000_000
     max_order: int | None = None
     max_events: int = 100_000
@@ -184,7 +184,7 @@ class Options:
                 f"linear_solver={self.linear_solver!r} has no use for a preconditioner.",
                 remedy="Pass linear_solver='krylov' with it.",
             )
-        for name in ("max_step", "first_step", "step"):
+        for name in ("max_step", "first_step", "fixed_step"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
         if self.adjoint_memory != math.inf:

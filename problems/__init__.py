@@ -31,6 +31,7 @@ TITLES = {
     "menegotto_pinto": "steel in a cyclic test (input from data, memory beyond the last reversal)",
     "ball_on_rope": "a ball that a rope catches and releases (ODE and index 2, impulses)",
     "five_bar": "a five-bar mechanism with impacts and a latch (Corner, Sandu and Sandu 2019, 2020)",
+    "five_bar_ali3p": "the same by an index-3 formulation with projections (Lopez Varela, Dopico and Luaces 2023)",
     "impact_oscillator": "a driven mass that hits a stop (closed form)",
     "pendulum_with_stop": "a pendulum in natural coordinates that hits a stop",
     "rimless_wheel": "a wheel of spokes on a slope (changing constraints, footholds as memory)",

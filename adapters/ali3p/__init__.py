@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from dae_hybrid.adapters.ali3p.scheme import RULES
-from dae_hybrid.adapters.ali3p.session import Ali3pSession
-from dae_hybrid.method import AUTO, Method
+from dae_hybrid.adapters.ali3p.session import METHODS, Ali3pSession
+from dae_hybrid.method import AUTO
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Options
 from dae_hybrid.port.integrator import Capabilities
@@ -19,15 +18,15 @@ from dae_hybrid.port.integrator import Capabilities
 class Ali3pIntegrator:
     """The scheme of Lopez Varela, Dopico and Luaces (2023), eq. 9 to 11, with discrete sensitivities and adjoints.
 
-    Methods are ``"trapezoidal"`` (also ``"auto"``), ``"newmark"`` and ``"generalized-alpha"``. ``step=`` takes steps of
-    a fixed length.
+    Methods are ``"trapezoidal"`` (also ``"auto"``), ``"newmark"`` and ``"generalized-alpha"``. ``fixed_step=`` takes
+    steps of a fixed length.
     """
 
     name = "ali3p"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        methods=(AUTO, *(Method(name=name) for name in RULES)),
+        methods=(AUTO, *METHODS.values()),
         roots=True,
-        algebraic=(AUTO, *RULES),
+        algebraic=(AUTO, *METHODS),
         dense=True,
         forward=True,
         adjoint=True,

@@ -173,7 +173,7 @@ class Scheme:
             mode=self.equations.name,
             time=t,
             variables=[self.motion.labels[worst]],
-            remedy="Take a shorter step, or leave step= out, which controls the error.",
+            remedy="Take a shorter step, or leave fixed_step= out, which controls the error.",
         )
 
     def _factorised(self, matrix: Matrix, t: float) -> Solved:

@@ -33,6 +33,8 @@ from dae_hybrid.port.segment_rules import (
 )
 from dae_hybrid.steppers.guard_monitor import EventPoint, GuardMonitor
 
+#: the methods by name
+METHODS = {name: Method(name=name, final_outputs=True) for name in RULES}
 #: a last step that is longer than the others by this share is not divided
 LAST_STEP_SHARE = 1e-9
 #: step-size control: safety factor, least and largest change, first step as a share of the segment
@@ -83,10 +85,10 @@ class Ali3pSession:
 
     def steps(self, task: SegmentTask, scheme: Scheme, end: float) -> Iterator[Step]:
         """Take the steps of a segment, fixed or with error control, up to `end`."""
-        control = self.options.step is None
+        control = self.options.fixed_step is None
         t, start, multipliers = task.t0, scheme.state(task.x0), task.x0[scheme.motion.multipliers]
         longest = min(self.options.max_step or np.inf, end - task.t0)
-        h = self.options.step or self.options.first_step or FIRST_SHARE * (task.t_stop - task.t0)
+        h = self.options.fixed_step or self.options.first_step or FIRST_SHARE * (task.t_stop - task.t0)
         count = 0
         while t < end:
             if control:
@@ -138,13 +140,13 @@ class Ali3pSession:
         self._counts["segments"] += 1
         method = self.method(task)
         if is_short(task.t0, task.t_stop):
-            return standing_still(task, Method(name=method))
+            return standing_still(task, METHODS[method])
         scheme = Scheme(task.equations, method, task.memory, self.p)
         run = _Segment(self, task, scheme, self._directions)
         try:
             return run.outcome()
         except DaeHybridError as error:
-            error.rows, error.method = run.array(), Method(name=method)
+            error.rows, error.method = run.array(), METHODS[method]
             raise
         finally:
             self._count(scheme)
@@ -375,7 +377,7 @@ class _Segment:
             xdot=xdot,
             crossing=None if crossing is None else (crossing[0], crossing[1].guard, crossing[1].rate),
             zero_band=self.monitor.band,
-            method=Method(name=self.session.method(task)),
+            method=METHODS[self.session.method(task)],
             integrals=self.integrals,
             rows=self.array(),
             sensitivities=None if task.sensitivities is None else self.dx.T.copy(),

@@ -63,11 +63,12 @@ def motion_equations(mode: ModeFunctions, stated: MotionStatement) -> MotionEqua
     balance, _, (phi, *matrix) = equations(q, v_new, a_new, mu / scale)
     phi_q, phi_t = jacobian(phi, q), jacobian(phi, s.t)
     projection = ca.reshape(matrix[0], n, n) if matrix else jacobian(equations(q, v, a, mu)[0], a)
-    compliance = 1 / stated.projection_penalty
+    penalty = stated.projection_penalty  # 0 leaves the projections out
+    firm, soft = penalty / (1 + penalty), 1 / (1 + penalty)
     of_a = equations(q, v, a, mu)[1]
     first = ca.vertcat(scale * balance, phi)
-    second = ca.vertcat(projection @ (v - v_new) + phi_q.T @ sigma, phi_q @ v + phi_t - compliance * sigma)
-    third = ca.vertcat(projection @ (a - a_new) + phi_q.T @ kappa, of_a - compliance * kappa)
+    second = ca.vertcat(projection @ (v - v_new) + phi_q.T @ sigma, firm * (phi_q @ v + phi_t) - soft * sigma)
+    third = ca.vertcat(projection @ (a - a_new) + phi_q.T @ kappa, firm * of_a - soft * kappa)
 
     def kernel(name: str, parts: list[Any], columns: list[Any], matrices: list[Any]) -> Kernel:
         values = [*map(dense, columns), *map(compact, matrices)]

@@ -25,6 +25,8 @@ from dae_hybrid.trajectory.trajectory import Trajectory
 LARGE_CHANGE = 5.0
 #: factor on the tolerances of the repeated analysis
 LOOSER = 2.0
+#: relative difference of gradients at a fixed step and at twice that step above which neither is one
+COARSE = 0.5
 #: smallest significant difference of gradients, in multiples of rtol
 DIFFERENCE_RTOLS = 100.0
 TIGHTER = "Shorten the run or tighten rtol"
@@ -60,25 +62,26 @@ def lost_digits(
         grown, remedy = f"it speeds up {passage:.1e} times on the way, and slows down again", TIGHTER
         if not rtol * passage > DIGITS_LOST:
             remedy = ROUNDED
-    asked = f"rtol={rtol:g}"
+    step = trajectory.options.fixed_step
+    asked, coarser = (f"rtol={rtol:g}", "tolerance") if step is None else (f"fixed_step={step:g}", "step")
     try:
         other = again()
     except DaeHybridError as error:
         said = (
             f"Perturbations grow along this run ({grown}), and its derivatives cannot be had at {LOOSER:g} times the "
-            f"tolerance ({error.message}): they may not be determined by {asked}."
+            f"{coarser} ({error.message}): they may not be determined by {asked}."
         )
         return [said], Check(CHECK, False, "nothing to compare with")
     found, worst = [], 0.0
     for name, g in gradients.items():
         change = difference(g * scale, other[name] * scale, _absolute(trajectory, name))
         worst = max(worst, change)
-        if change > lost(rtol):
+        if change > (lost(rtol) if step is None else COARSE):
             found.append(
                 f"The gradient of '{name}' changes by {min(change, 1.0):.0%} of its size at {LOOSER:g} times the "
-                f"tolerance: perturbations grow along this run ({grown}), and {asked} does not determine it. {remedy}."
+                f"{coarser}: perturbations grow along this run ({grown}), and {asked} does not determine it. {remedy}."
             )
-    return found, Check(CHECK, not found, f"at {LOOSER:g} times the tolerance gradients differ by {worst:.1e}")
+    return found, Check(CHECK, not found, f"at {LOOSER:g} times the {coarser} gradients differ by {worst:.1e}")
 
 
 def _absolute(trajectory: Trajectory, name: str) -> Array:

@@ -34,6 +34,7 @@ class RunOptions(TypedDict, total=False):
     method: str
     max_step: float | None
     first_step: float | None
+    fixed_step: float | None
     max_steps: int
     max_order: int | None
     max_events: int

@@ -185,10 +185,10 @@ def check_capabilities(name: str, system: HybridSystem, options: Options, analys
             f"Adapter {name!r} has no choice of linear_solver={options.linear_solver!r}.",
             remedy=f"Leave it out, or use {_with(lambda other: options.linear_solver in other.linear_solvers)}.",
         )
-    if options.step is not None and not can.fixed_steps:
+    if options.fixed_step is not None and not can.fixed_steps:
         raise UnsupportedError(
-            f"Adapter {name!r} has no fixed steps (step={options.step!r}).",
-            remedy=f"Leave step out, or use {_with(lambda other: other.fixed_steps)}.",
+            f"Adapter {name!r} has no fixed steps (fixed_step={options.fixed_step!r}).",
+            remedy=f"Leave fixed_step out, or use {_with(lambda other: other.fixed_steps)}.",
         )
     for mode in system.modes:
         if can.motion and mode.equations.motion is None:

@@ -416,10 +416,11 @@ class RunBuilder:
         return found
 
     def looser(self, factor: float) -> RunBuilder:
-        """The same call with tolerances multiplied by `factor`."""
+        """The same call with tolerances multiplied by `factor`, and fixed steps doubled or halved."""
         other, atol = copy(self), self.options.atol
         atol = {key: factor * a for key, a in atol.items()} if isinstance(atol, Mapping) else factor * atol
-        other.options = replace(self.options, rtol=min(factor * self.options.rtol, LOOSEST), atol=atol)
+        step = None if self.options.fixed_step is None else self.options.fixed_step * (2.0 if factor > 1 else 0.5)
+        other.options = replace(self.options, rtol=min(factor * self.options.rtol, LOOSEST), atol=atol, fixed_step=step)
         other.bound = self.bound._replace(records=True, rows=True)  # they are not needed
         return other
 

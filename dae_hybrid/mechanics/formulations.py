@@ -205,7 +205,7 @@ class ALI3P(Formulation):
     alpha : float
         Penalty. The multipliers are iterated to convergence, so that only the projections depend on it.
     varsigma : float
-        Weight of the projections.
+        Weight of the projections; 0 leaves them out.
     projection : matrix or None
         P, symmetric and positive definite, an expression in positions, time and parameters; None (default) is the mass
         matrix. Any other matrix reduces the order of the trapezoidal and generalised-alpha rules to one.
@@ -226,7 +226,7 @@ class ALI3P(Formulation):
         for name in ("alpha", "varsigma"):
             if isinstance(value := getattr(self, name), ca.MX):
                 raise OptionError(f"ALI3P: {name} must be a positive number, got an expression.")
-            checked("ALI3P", name, value, positive=True)
+            checked("ALI3P", name, value, positive=name == "alpha")
         checked("ALI3P", "spectral_radius", self.spectral_radius, positive=False)
         if self.spectral_radius > 1:
             raise OptionError(f"ALI3P: spectral_radius must be at most 1, got {self.spectral_radius!r}.")

@@ -272,7 +272,7 @@ class Capabilities:
     motion : bool
         Integrates equations of motion (`Equations.motion`) and nothing else.
     fixed_steps : bool
-        Takes steps of a given length (``step=``).
+        Takes steps of a given length (``fixed_step=``).
     """
 
     methods: tuple[Method | str, ...]

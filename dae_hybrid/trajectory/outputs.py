@@ -36,6 +36,7 @@ class Points:
     memory: Array
     make: Callable[[], Array] = field(repr=False)
     derivatives: tuple[Array, Array, Array] | None = field(default=None, repr=False)  # of outputs; see `sensitivities`
+    final: bool = False  # whether the outputs of the integrator are x and its derivatives; see `Method`
 
     @cached_property
     def x(self) -> Array:
@@ -47,6 +48,8 @@ class Points:
         if self.derivatives is None:
             raise AssertionError("only outputs have derivatives")
         states, rows, dm = self.derivatives
+        if self.final:
+            return rows
         return self.mode.complete_sensitivities(self.t, states, rows, self.memory, dm, parameters, directions)
 
 
@@ -89,7 +92,7 @@ class Outputs:
 
     def __init__(self, system: HybridSystem, parts: TrajectoryParts, parameters: Array) -> None:
         rows: defaultdict[int, list[Rows]] = defaultdict(list)
-        size = 0
+        size, final = 0, set[int]()
         for item in parts.given:
             if isinstance(item, RecordTable):
                 for mode, own in _rows_of(item, size):
@@ -97,6 +100,7 @@ class Outputs:
                 size += item.n_rows
             elif not isinstance(item, RECORDS) and len(item.t):
                 rows[item.mode.index].append(_rows_in(item, size))
+                final |= {item.mode.index} if item.how.final_outputs else set()
                 size += len(item.t)
         self.points: list[Points] = []
         self.t, self.modes = np.zeros(size), np.zeros(size, np.intp)
@@ -104,8 +108,13 @@ class Outputs:
             d = min(piece[4].shape[1] for piece in pieces)  # outputs of a failed segment have no derivatives
             pieces = [(*piece[:4], piece[4][:, :d], piece[5][:, :, :d]) for piece in pieces]
             places, t, states, memory, ds, dm = (np.concatenate(part) for part in zip(*pieces, strict=True))
-            complete = partial(system.modes[mode].complete_rows, t, states, memory, parameters)
-            self.points.append(Points(system.modes[mode], places, t, memory, complete, (states, ds, dm)))
+            complete = (
+                states.view
+                if mode in final
+                else partial(system.modes[mode].complete_rows, t, states, memory, parameters)
+            )
+            points = Points(system.modes[mode], places, t, memory, complete, (states, ds, dm), mode in final)
+            self.points.append(points)
             self.t[places], self.modes[places] = t, mode
         self.t.flags.writeable = False
 

@@ -113,7 +113,7 @@ class Segment(Portable):
     @cached_property
     def values(self) -> Array:
         """x = (y, z) at the output times, shape (n_t, n_x)."""
-        values = self.mode.complete_rows(self.t, self.states, self.memory, self.parameters)
+        values = self._completed(self.t, self.states)
         values.flags.writeable = False
         return values
 
@@ -122,6 +122,8 @@ class Segment(Portable):
         """dx at the output times, shape (n_t, n_directions, n_x)."""
         if self.sensitivity_rows is None or self.memory_sensitivities is None or self.directions is None:
             return None
+        if self.how.final_outputs:
+            return self.sensitivity_rows
         return self.mode.complete_sensitivities(
             self.t, self.states, self.sensitivity_rows, self.memory, self.memory_sensitivities,
             self.parameters, self.directions,
@@ -140,7 +142,10 @@ class Segment(Portable):
 
         The interpolant is created on first access, by integrating the segment again.
         """
-        return self.mode.complete_rows(t, self.states_at(t), self.memory, self.parameters)
+        return self._completed(t, self.states_at(t))
+
+    def _completed(self, t: Array, states: Array) -> Array:
+        return states if self.how.final_outputs else self.mode.complete_rows(t, states, self.memory, self.parameters)
 
     def states_at(self, t: Array) -> Array:
         """What the integrator integrates, at times within the segment."""

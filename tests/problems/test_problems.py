@@ -14,8 +14,8 @@ from dae_hybrid import problems
 from dae_hybrid.problems import em_hysteresis, hybrid_ode
 
 PUBLISHED = ("hybrid_ode", "em_hysteresis")  # with the paper's results, to be reproduced
-MECHANISM = "five_bar"  # several cases: test_five_bar.py
-EXACT = tuple(name for name in problems.names() if name not in (*PUBLISHED, MECHANISM))
+MECHANISMS = ("five_bar", "five_bar_ali3p")  # test_five_bar.py, test_ali3p.py and test_cli.py
+EXACT = tuple(name for name in problems.names() if name not in (*PUBLISHED, *MECHANISMS))
 
 
 @pytest.fixture(params=problems.names())
