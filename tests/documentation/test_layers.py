@@ -1,6 +1,7 @@
 """The folders are layers: a module imports from its own folder and from those before it, for types as for the rest."""
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from importlib.util import resolve_name
 from pathlib import Path
@@ -93,3 +94,10 @@ def test_sensitivities_know_no_event_loop() -> None:
 )
 def test_every_form_of_import_counts(code: str, layer: str) -> None:
     assert [layer_of(module) for module in modules_in(code, "dae_hybrid.simulation")] == [layer]
+
+
+def test_every_folder_with_modules_is_installed() -> None:
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {path.parent for top in ("dae_hybrid", "adapters", "problems") for path in (ROOT / top).rglob("*.py")}
+    names = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+    assert {name if name.startswith("dae_hybrid") else f"dae_hybrid.{name}" for name in names} == set(packages)
