@@ -10,17 +10,21 @@ import numpy as np
 from scipy.linalg import lu_factor, lu_solve
 from scipy.sparse.linalg import splu
 
+from dae_hybrid.codegen.kernels import Kernel
 from dae_hybrid.errors import ConsistencyError, NonFiniteError, StepSizeError
 from dae_hybrid.numerics.arrays import EPS, Array, all_finite
-from dae_hybrid.numerics.matrices import Matrix
+from dae_hybrid.numerics.matrices import Matrix, dense
 from dae_hybrid.port.integrator import Equations
 from dae_hybrid.port.motion import MotionEquations
+from dae_hybrid.port.segment_rules import cached, completed
 
 #: Newton's method has converged if the next correction, by its quadratic convergence, is below this share of the
 #: positions and of the distance of the step; most iterations
 CONVERGED_SHARE, MAX_ITERATIONS = 1e-14, 20
 #: corrections below this number of rounding errors are not improved by further iterations
 ROUNDINGS = 16.0
+#: a last step shorter than this share of the others is explicit: dividing by its square would leave no digits
+SHORT_SHARE = 1e-3
 
 
 class Rule(NamedTuple):
@@ -70,10 +74,25 @@ class Step:
 
     t: float
     h: float
+    planned: float  # length without the end of the segment or an event
     start: Array
-    unknowns: Array
+    unknowns: Array  # none for an explicit step
     end: Array  # (q, v, a, b)
     x: Array  # the variables of the mode at the end
+
+
+def derivatives(e: Equations) -> Kernel:
+    """The kernel `linearised` of the equations; see `Equations`."""
+    found: Kernel = cached(e, ("ali3p", "linearised"), lambda: Kernel(e.functions["linearised"].function, range(2, 8)))
+    return found
+
+
+def by_state(e: Equations, t: float, x: Array, m: Array, p: Array) -> tuple[Array, Array, Array]:
+    """Derivatives of the algebraic variables at a consistent point by y, p and m."""
+    ny = e.n_differential
+    by_x, by_p, by_m = (dense(part)[ny:] for part in derivatives(e)(t, x, m, p)[2:5])
+    found = -np.linalg.solve(by_x[:, ny:], np.hstack((by_x[:, :ny], by_p, by_m)))
+    return found[:, :ny], found[:, ny : ny + p.size], found[:, ny + p.size :]
 
 
 class Solved:
@@ -119,16 +138,18 @@ class Scheme:
         """The inputs of the kernels."""
         return t, np.array([h, *self.rule]), start, unknowns, self.memory, self.p
 
-    def step(self, t0: float, h: float, start: Array, multipliers: Array, t: float | None = None) -> Step:
-        """Take a step of length h from t0 (to t, its rounded end).
+    def step(self, t0: float, t: float, planned: float, start: Array, multipliers: Array) -> Step:
+        """Take a step from t0 to t, in place of one of length `planned`.
 
         Raises
         ------
         StepSizeError, NonFiniteError, ConsistencyError
             Newton's method does not converge; the equations are not finite; the tangent is singular.
         """
-        n, t = self.n, t0 + h if t is None else t
+        n, h = self.n, t - t0
         q, v, a = start[:n], start[n : 2 * n], start[2 * n : 3 * n]
+        if h <= SHORT_SHARE * planned:
+            return self._explicit(t, h, planned, start)
         scale = self.rule.beta * h**2
         y = self._newton(t, h, start, np.concatenate((q + h * v + h**2 / 2 * a, scale * multipliers)))
         arguments = self.arguments(t, h, start, y)
@@ -146,7 +167,17 @@ class Scheme:
         x = np.zeros(self.equations.n)
         x[self.motion.q], x[self.motion.v], x[self.motion.a] = end[:n], end[n : 2 * n], end[2 * n : 3 * n]
         x[self.motion.multipliers] = y[n:] / scale
-        return Step(t, h, start, unknowns, end, x)
+        return Step(t, h, planned, start, unknowns, end, x)
+
+    def _explicit(self, t: float, h: float, planned: float, start: Array) -> Step:
+        """A step of second order in positions and velocities, to consistent accelerations and multipliers."""
+        n = self.n
+        q, v, a = start[:n], start[n : 2 * n], start[2 * n : 3 * n]
+        x = np.zeros(self.equations.n)
+        x[self.motion.q], x[self.motion.v] = q + h * v + h**2 / 2 * a, v + h * a
+        x[self.motion.a] = a
+        x = completed(self.equations, t, x, self.memory, self.p)[0]
+        return Step(t, h, planned, start, np.zeros(0), self.state(x), x)
 
     def _newton(self, t: float, h: float, start: Array, y: Array) -> Array:
         n, before = self.n, np.inf
@@ -202,8 +233,10 @@ class Scheme:
 
     # -- derivatives ------------------------------------------------------------------------------------
 
-    def linearised(self, step: Step) -> Linearised:
+    def linearised(self, step: Step) -> Linearised | ExplicitLinearised:
         """The derivatives of a step."""
+        if not step.unknowns.size:
+            return ExplicitLinearised(self, step, *by_state(self.equations, step.t, step.x, self.memory, self.p))
         by_y, by_s, by_p, by_m = self.motion.linearised(*self.arguments(step.t, step.h, step.start, step.unknowns))
         return Linearised(self, step, self._factorised(by_y, step.t), by_s, by_p, by_m)
 
@@ -250,3 +283,37 @@ class Linearised:
         start[:, 2 * n : 3 * n] += old * b
         start[:, 3 * n :] += older * b
         return start, np.asarray(weight @ self.by_p), np.asarray(weight @ self.by_memory)
+
+
+@dataclass(frozen=True, eq=False)
+class ExplicitLinearised:
+    """The same of an explicit step; `by_y`, `by_p` and `by_memory` are the derivatives of z at its end."""
+
+    scheme: Scheme
+    step: Step
+    by_y: Array
+    by_p: Array
+    by_memory: Array
+
+    def forward(self, start: Array, p: Array, memory: Array) -> tuple[Array, Array]:
+        """See `Linearised.forward`."""
+        motion, n, h = self.scheme.motion, self.scheme.n, self.step.h
+        q, v, a = start[:n], start[n : 2 * n], start[2 * n : 3 * n]
+        x = np.zeros((self.scheme.equations.n, start.shape[1]))
+        x[motion.q], x[motion.v] = q + h * v + h**2 / 2 * a, v + h * a
+        ny = self.scheme.equations.n_differential
+        x[ny:] = self.by_y @ x[:ny] + self.by_p @ p + self.by_memory @ memory
+        return np.vstack((x[motion.q], x[motion.v], x[motion.a], x[motion.a])), x
+
+    def backward(self, end: Array, x: Array) -> tuple[Array, Array, Array]:
+        """See `Linearised.backward`."""
+        motion, n, h, ny = self.scheme.motion, self.scheme.n, self.step.h, self.scheme.equations.n_differential
+        of_x = x.copy()
+        of_x[:, motion.q] += end[:, :n]
+        of_x[:, motion.v] += end[:, n : 2 * n]
+        of_x[:, motion.a] += end[:, 2 * n : 3 * n] + end[:, 3 * n :]
+        of_z = of_x[:, ny:]
+        of_y = of_x[:, :ny] + of_z @ self.by_y
+        q, v = of_y[:, motion.q], of_y[:, motion.v]
+        start = np.hstack((q, v + h * q, h**2 / 2 * q + h * v, np.zeros_like(q)))
+        return start, of_z @ self.by_p, of_z @ self.by_memory

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.adapters.ali3p.scheme import RULES, Scheme, Step
-from dae_hybrid.codegen.kernels import Kernel
+from dae_hybrid.adapters.ali3p.scheme import RULES, Scheme, Step, by_state, derivatives
 from dae_hybrid.errors import DaeHybridError, StepSizeError
 from dae_hybrid.method import AUTO, DENSE_COLUMNS, Method
 from dae_hybrid.numerics.arrays import Array
@@ -23,7 +22,6 @@ from dae_hybrid.port.integrator import BackwardOutcome, BackwardTask, Equations,
 from dae_hybrid.port.native_plan import RunContext, SegmentRun, TableAdjoint
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.segment_rules import (
-    cached,
     completed,
     is_pole,
     is_short,
@@ -98,7 +96,7 @@ class Ali3pSession:
             last = (end - t) <= h * (1 + LAST_STEP_SHARE)
             target = end if last else t + h if control else t_next
             try:
-                step = scheme.step(t, target - t, start, multipliers, target)
+                step = scheme.step(t, target, h, start, multipliers)
                 error = self._error(task, scheme, step) if control else 0.0
             except DaeHybridError:
                 if not control or h <= MIN_STEP_SHARE * (task.t_stop - task.t0):
@@ -212,17 +210,11 @@ def _interpolated(nodes: Array, values: Array, times: Array, shape: tuple[int, .
     return np.array([np.interp(times, nodes, column) for column in columns]).T.reshape(shape)
 
 
-def _linearised(e: Equations) -> Kernel:
-    found: Kernel = cached(e, ("ali3p", "linearised"), lambda: Kernel(e.functions["linearised"].function, range(2, 8)))
-    return found
-
-
 def _through_algebraic(e: Equations, t: float, x: Array, m: Array, p: Array, of_x: Array) -> tuple[Array, Array, Array]:
     """Cotangents of y, p and m from those of x = (y, z), with z from the algebraic equations."""
-    ny = e.n_differential
-    _, _, by_x, by_p, by_m, *_ = (dense(v) if i > 1 else v for i, v in enumerate(_linearised(e)(t, x, m, p)))
-    weight = -np.linalg.solve(by_x[ny:, ny:].T, of_x[:, ny:].T).T
-    return of_x[:, :ny] + weight @ by_x[ny:, :ny], weight @ by_p[ny:], weight @ by_m[ny:]
+    by_y, by_p, by_m = by_state(e, t, x, m, p)
+    of_z = of_x[:, e.n_differential :]
+    return of_x[:, : e.n_differential] + of_z @ by_y, of_z @ by_p, of_z @ by_m
 
 
 def _at_start(scheme: Scheme, t: float, start: Array, of_start: Array, m: Array, p: Array) -> Array:
@@ -247,7 +239,7 @@ class _Integrands:
         """g_x, g_p and g_m times a weight, (k, .) each."""
         if not self.e.integrates:
             return tuple(np.zeros((len(self.components), size)) for size in (x.size, p.size, m.size))  # type: ignore[return-value]
-        parts = _linearised(self.e)(t, x, m, p)[5:8]
+        parts = derivatives(self.e)(t, x, m, p)[5:8]
         return tuple(weight * dense(part).T[self.components] for part in parts)  # type: ignore[return-value]
 
 
@@ -309,7 +301,7 @@ class _Segment:
         if self.step is None:
             raise AssertionError("no step has been taken")
         before = self.x0[self.scheme.motion.multipliers]
-        return self.scheme.step(self.t0, t - self.t0, self.step.start, before, t)
+        return self.scheme.step(self.t0, t, self.step.planned, self.step.start, before)
 
     # -- the loop -------------------------------------------------------------------------------------------
 
@@ -345,7 +337,7 @@ class _Segment:
             return np.zeros(0), np.zeros((0, 0))
         if self.of_integrals is None:
             return self._flow(t, x)[1], np.zeros((0, 0))
-        _, g, *_, g_x, g_p, g_m = _linearised(e)(t, x, m, p)
+        _, g, *_, g_x, g_p, g_m = derivatives(e)(t, x, m, p)
         by = dense(g_x).T @ dx + dense(g_p).T @ self._dp + dense(g_m).T @ self._dm
         return g, by.T
 

@@ -320,3 +320,36 @@ def test_a_bouncing_ball_is_exact():
     other = dh.forward_sensitivity(mech.build(), (0, 2), rtol=1e-11, atol=1e-13)
     np.testing.assert_allclose(fsa.functionals["y"], other.functionals["y"], atol=1e-9)
     np.testing.assert_allclose(fsa.gradient["y"], other.gradient["y"], rtol=1e-8)
+
+
+@pytest.mark.parametrize("parts", [1, 10])
+@pytest.mark.parametrize("offset", [0.0, 1e-12, -1e-12, 1e-9, -1e-9, -1e-6])
+def test_an_event_next_to_the_end_of_a_step(parts, offset):
+    mech = Mechanism("ball")
+    e, g = mech.parameter("e", 0.8), mech.parameter("g", 9.81)
+    y = mech.coordinate("y")
+    mech.inertia(y, 1.0)
+    mech.force({y: -g})
+    fly = mech.mode("fly")
+    mech.event(fly, fly, guard=y, direction="falling", impact=Restitution(e))
+    mech.initial(fly, {y: 1.0})
+    mech.functional("f", terminal=y, integrand=mech.acceleration(y) ** 2)
+    system, h = mech.build(ALI3P()), np.sqrt(2 / 9.81) / parts + offset
+    fsa = dh.forward_sensitivity(system, (0, 2), adapter="ali3p", fixed_step=h)
+    asa = dh.adjoint_gradient(system, (0, 2), "f", adapter="ali3p", fixed_step=h)
+    exact = dh.forward_sensitivity(mech.build(), (0, 2), rtol=1e-11, atol=1e-13)
+    np.testing.assert_allclose(fsa.gradient["f"], exact.gradient["f"], rtol=1e-9)
+    np.testing.assert_allclose(asa.gradient, exact.gradient["f"], rtol=1e-9)
+
+
+@pytest.mark.parametrize("offset", [1e-8, 1e-6])
+def test_a_short_step_of_a_constrained_mechanism(offset):
+    mech = five_bar.mechanism("smooth")
+    vx2, ax2 = mech.velocity("x2"), mech.acceleration("x2")
+    mech.functional("late", at_times={0.05 + offset: vx2, 0.1: ax2}, integrand=ax2**2)
+    system = mech.build(ALI3P())
+    fsa = dh.forward_sensitivity(system, (0, 0.1), adapter="ali3p", fixed_step=0.01)
+    asa = dh.adjoint_gradient(system, (0, 0.1), "late", adapter="ali3p", fixed_step=0.01)
+    np.testing.assert_allclose(asa.gradient, fsa.gradient["late"], rtol=1e-9)
+    exact = dh.adjoint_gradient(mech.build(), (0, 0.1), "late", rtol=1e-9)
+    np.testing.assert_allclose(asa.gradient, exact.gradient, rtol=2e-3)
