@@ -56,7 +56,8 @@ class Ali3pSession:
 
     def statistics(self) -> dict[str, int]:
         """Return counters."""
-        return {k: self._counts[k] for k in ("steps", "iterations", "factorisations", "guard_evaluations", "segments")}
+        names = ("steps", "iterations", "factorisations", "error_test_failures", "guard_evaluations", "segments")
+        return {name: self._counts[name] for name in names}
 
     def turns(self) -> list[tuple[Equations, Turn]]:
         """See `dae_hybrid.port.integrator.Session.turns`."""
@@ -85,7 +86,7 @@ class Ali3pSession:
         """Take the steps of a segment, fixed or with error control, up to `end`."""
         control = self.options.fixed_step is None
         t, start, multipliers = task.t0, scheme.state(task.x0), task.x0[scheme.motion.multipliers]
-        longest = min(self.options.max_step or np.inf, end - task.t0)
+        longest = self.options.max_step or np.inf
         h = self.options.fixed_step or self.options.first_step or FIRST_SHARE * (task.t_stop - task.t0)
         count = 0
         while t < end:
@@ -107,7 +108,7 @@ class Ali3pSession:
                 proposed = min(max(change, LEAST_CHANGE), MOST_CHANGE) * min(h, target - t)
                 if error > 1:
                     h = proposed
-                    self._counts["rejected"] += 1
+                    self._counts["error_test_failures"] += 1
                     if h <= MIN_STEP_SHARE * (task.t_stop - task.t0):
                         raise StepSizeError(
                             "The step size fell to its minimum: the error test keeps failing.",
