@@ -166,7 +166,7 @@ class Scheme:
         end = np.concatenate((y[:n], velocities[:n], accelerations[:n], b))
         x = np.zeros(self.equations.n)
         x[self.motion.q], x[self.motion.v], x[self.motion.a] = end[:n], end[n : 2 * n], end[2 * n : 3 * n]
-        x[self.motion.multipliers] = y[n:] / scale
+        x[self.motion.multipliers] = y[n:] / scale + accelerations[n:]
         return Step(t, h, planned, start, unknowns, end, x)
 
     def _explicit(self, t: float, h: float, planned: float, start: Array) -> Step:
@@ -265,7 +265,7 @@ class Linearised:
         new, old, older = scheme.rule.next_auxiliary()
         x = np.zeros((scheme.equations.n, dy.shape[1]))
         x[motion.q], x[motion.v], x[motion.a] = q, v, a
-        x[motion.multipliers] = dy[n : n + m] / (scheme.rule.beta * self.step.h**2)
+        x[motion.multipliers] = dy[n : n + m] / (scheme.rule.beta * self.step.h**2) + dy[3 * n + 2 * m :]
         return np.vstack((q, v, a, new * a + old * start[2 * n : 3 * n] + older * start[3 * n :])), x
 
     def backward(self, end: Array, x: Array) -> tuple[Array, Array, Array]:
@@ -276,6 +276,7 @@ class Linearised:
         b = end[:, 3 * n :]
         y[:, :n] = end[:, :n] + x[:, motion.q]
         y[:, n : n + m] = x[:, motion.multipliers] / (scheme.rule.beta * self.step.h**2)
+        y[:, 3 * n + 2 * m :] = x[:, motion.multipliers]
         y[:, n + m : 2 * n + m] = end[:, n : 2 * n] + x[:, motion.v]
         y[:, 2 * (n + m) : 3 * n + 2 * m] = end[:, 2 * n : 3 * n] + x[:, motion.a] + new * b
         weight = -self.solve(y.T, transposed=True).T

@@ -198,6 +198,7 @@ class ALI3P(Formulation):
 
     Positions satisfy their constraints at every step; velocities and accelerations are projected onto theirs with the
     penalty varsigma alpha (Lopez Varela, Dopico and Luaces 2023, eq. 9 to 11, without iterations of the projections).
+    Results contain the multipliers ``lambda + kappa``, which balance the projected accelerations.
     Other adapters integrate the accelerations of `Index1` without stabilisation.
 
     Parameters
