@@ -69,7 +69,7 @@ RULES: dict[str, Callable[[MotionEquations], Rule]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class MotionStep:
     """A step from t - h to t: its start ``s = (q, v, a, b)``, its unknowns Y (see `MotionEquations`), its end."""
 
     t: float
@@ -138,7 +138,7 @@ class Scheme:
         """The inputs of the kernels."""
         return t, np.array([h, *self.rule]), start, unknowns, self.memory, self.p
 
-    def step(self, t0: float, t: float, planned: float, start: Array, multipliers: Array) -> Step:
+    def step(self, t0: float, t: float, planned: float, start: Array, multipliers: Array) -> MotionStep:
         """Take a step from t0 to t, in place of one of length `planned`.
 
         Raises
@@ -167,9 +167,9 @@ class Scheme:
         x = np.zeros(self.equations.n)
         x[self.motion.q], x[self.motion.v], x[self.motion.a] = end[:n], end[n : 2 * n], end[2 * n : 3 * n]
         x[self.motion.multipliers] = y[n:] / scale + accelerations[n:]
-        return Step(t, h, planned, start, unknowns, end, x)
+        return MotionStep(t, h, planned, start, unknowns, end, x)
 
-    def _explicit(self, t: float, h: float, planned: float, start: Array) -> Step:
+    def _explicit(self, t: float, h: float, planned: float, start: Array) -> MotionStep:
         """A step of second order in positions and velocities, to consistent accelerations and multipliers."""
         n = self.n
         q, v, a = start[:n], start[n : 2 * n], start[2 * n : 3 * n]
@@ -177,7 +177,7 @@ class Scheme:
         x[self.motion.q], x[self.motion.v] = q + h * v + h**2 / 2 * a, v + h * a
         x[self.motion.a] = a
         x = completed(self.equations, t, x, self.memory, self.p)[0]
-        return Step(t, h, planned, start, np.zeros(0), self.state(x), x)
+        return MotionStep(t, h, planned, start, np.zeros(0), self.state(x), x)
 
     def _newton(self, t: float, h: float, start: Array, y: Array) -> Array:
         n, before = self.n, np.inf
@@ -233,7 +233,7 @@ class Scheme:
 
     # -- derivatives ------------------------------------------------------------------------------------
 
-    def linearised(self, step: Step) -> Linearised | ExplicitLinearised:
+    def linearised(self, step: MotionStep) -> Linearised | ExplicitLinearised:
         """The derivatives of a step."""
         if not step.unknowns.size:
             return ExplicitLinearised(self, step, *by_state(self.equations, step.t, step.x, self.memory, self.p))
@@ -246,7 +246,7 @@ class Linearised:
     """Derivatives of a step with its length held."""
 
     scheme: Scheme
-    step: Step
+    step: MotionStep
     solve: Solved
     by_start: Matrix
     by_p: Matrix
@@ -291,7 +291,7 @@ class ExplicitLinearised:
     """The same of an explicit step; `by_y`, `by_p` and `by_memory` are the derivatives of z at its end."""
 
     scheme: Scheme
-    step: Step
+    step: MotionStep
     by_y: Array
     by_p: Array
     by_memory: Array

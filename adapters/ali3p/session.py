@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.adapters.ali3p.scheme import RULES, Scheme, Step, by_state, derivatives
+from dae_hybrid.adapters.ali3p.scheme import RULES, MotionStep, Scheme, by_state, derivatives
 from dae_hybrid.errors import DaeHybridError, StepSizeError
 from dae_hybrid.method import AUTO, DENSE_COLUMNS, Method
 from dae_hybrid.numerics.arrays import Array
@@ -82,7 +82,7 @@ class Ali3pSession:
         chosen = task.method or self.options.method
         return next(iter(RULES)) if chosen == AUTO else chosen
 
-    def steps(self, task: SegmentTask, scheme: Scheme, end: float) -> Iterator[Step]:
+    def steps(self, task: SegmentTask, scheme: Scheme, end: float) -> Iterator[MotionStep]:
         """Take the steps of a segment, fixed or with error control, up to `end`."""
         control = self.options.fixed_step is None
         t, start, multipliers = task.t0, scheme.state(task.x0), task.x0[scheme.motion.multipliers]
@@ -125,7 +125,7 @@ class Ali3pSession:
             yield step
             t, start, multipliers = step.t, step.end, step.x[scheme.motion.multipliers]
 
-    def _error(self, task: SegmentTask, scheme: Scheme, step: Step) -> float:
+    def _error(self, task: SegmentTask, scheme: Scheme, step: MotionStep) -> float:
         """Return the estimated local error of positions and velocities, in tolerances (Zienkiewicz and Xie 1991)."""
         n, h, rule = scheme.n, step.h, scheme.rule
         change = step.end[2 * n : 3 * n] - step.start[2 * n : 3 * n]
@@ -141,7 +141,7 @@ class Ali3pSession:
         if is_short(task.t0, task.t_stop):
             return standing_still(task, METHODS[method])
         scheme = Scheme(task.equations, method, task.memory, self.p)
-        run = _Segment(self, task, scheme, self._directions)
+        run = _MotionSegment(self, task, scheme, self._directions)
         try:
             return run.outcome()
         except DaeHybridError as error:
@@ -244,7 +244,7 @@ class _Integrands:
         return tuple(weight * dense(part).T[self.components] for part in parts)  # type: ignore[return-value]
 
 
-class _Segment:
+class _MotionSegment:
     """One segment during its integration."""
 
     at_root = False
@@ -256,7 +256,7 @@ class _Segment:
         session.set_pace(e, self.monitor.pace)
         self.t0 = self.t = task.t0
         self.x0 = self.x = task.x0
-        self.step: Step | None = None
+        self.step: MotionStep | None = None
         self._rows: list[Array] = []
         self._next = 0
         d = 0 if task.sensitivities is None else len(task.sensitivities)
@@ -297,7 +297,7 @@ class _Segment:
         """Return the variables at t by a step from the start of the last one."""
         return self.shortened(t).x
 
-    def shortened(self, t: float) -> Step:
+    def shortened(self, t: float) -> MotionStep:
         """Return the last step, cut at t."""
         if self.step is None:
             raise AssertionError("no step has been taken")
@@ -320,7 +320,7 @@ class _Segment:
             self._outputs(inclusive=self.t < task.end or task.closed_end)
         return self._end(None)
 
-    def _accept(self, step: Step) -> None:
+    def _accept(self, step: MotionStep) -> None:
         """Propagate sensitivities and integrals over a step."""
         if self.ds.shape[1]:
             self.ds, self.dx = self.scheme.linearised(step).forward(self.ds, self._dp, self._dm)

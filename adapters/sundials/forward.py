@@ -18,7 +18,7 @@ from .compiled import WIDEST_PATH
 from .library import SIMULTANEOUS, STAGGERED
 from .memory import UNTESTED, SolverMemory
 from .methods import SundialsMethod
-from .runge_kutta import ButcherTable, LastStep
+from .runge_kutta import ButcherTable, RungeKuttaStep
 from .staggered import KINDS, Staggered
 
 #: tolerance of Newton's method relative to the error test. SUNDIALS' defaults are 0.1 and 0.33 (IDAS). The remaining
@@ -93,7 +93,7 @@ class Forward(SolverMemory):
         self.s = (c_void_p * ns)(*(objects.view(block, size) for block in self.s_data)) if ns else None
         objects.replace_operations(self.x, compiled.short_vectors())
         self.create_explicit(table)
-        self.parts = LastStep(table, self.equations.n, self.size)
+        self.parts = RungeKuttaStep(table, self.equations.n, self.size)
         self.stepper = backend.ForwardLoop(
             self.model, step=self.parts.struct, memory=self.memory, x=self.x, xdot=None, work=self.work,
             sensitivities=self.s, sensitivity_rates=None, corrector=0,

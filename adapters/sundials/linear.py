@@ -53,7 +53,7 @@ class _Matrix(Structure):
     _fields_ = [(name, c_void_p) for name in ("content", "operations", "context")]
 
 
-class _Solver(Structure):
+class _LinearSolver(Structure):
     """Header of SUNDIALS' linear solvers."""
 
     _fields_ = [(name, c_void_p) for name in ("content", "python", "operations", "context")]
@@ -71,7 +71,7 @@ def _check_layout() -> None:
     matrix, solver = objects.dense_solver(objects.vector(1), 1)
     known = (
         (_Matrix, matrix, MATRIX_OPERATIONS, {"getid": "SUNMatGetID_Dense", "zero": "SUNMatZero_Dense"}),
-        (_Solver, solver, SOLVER_OPERATIONS, {
+        (_LinearSolver, solver, SOLVER_OPERATIONS, {
             "gettype": "SUNLinSolGetType_Dense", "getid": "SUNLinSolGetID_Dense", "setup": "SUNLinSolSetup_Dense",
             "solve": "SUNLinSolSolve_Dense", "free": "SUNLinSolFree_Dense",
         }),
@@ -246,8 +246,8 @@ class LinearSystem:
             operations[MATRIX_OPERATIONS.index(name)] = callback(what)
         made_solver = lib.SUNLinSolNewEmpty(objects.context)
         solver = objects.own(made_solver, lambda: lib.SUNLinSolFreeEmpty(made_solver), "a linear solver")
-        _Solver.from_address(solver).content = ctypes.addressof(self.struct)
-        operations = _operations(_Solver, solver, len(SOLVER_OPERATIONS))
+        _LinearSolver.from_address(solver).content = ctypes.addressof(self.struct)
+        operations = _operations(_LinearSolver, solver, len(SOLVER_OPERATIONS))
         for name in ("gettype", "getid", "setup", "solve"):
             operations[SOLVER_OPERATIONS.index(name)] = callback(f"solver_{name.removeprefix('get')}")
         return matrix, solver

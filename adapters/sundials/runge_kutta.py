@@ -74,7 +74,7 @@ class ButcherTable:
         return STRUCTS["tableau"](stages=self.b.size, **{key: getattr(self, key).ctypes.data for key in "abcd"})
 
 
-class LastStep:
+class RungeKuttaStep:
     """The struct of a memory's last step, with the arrays it points to."""
 
     def __init__(self, table: ButcherTable, n: int, size: int) -> None:

@@ -30,7 +30,7 @@ FACTORISATION_COST_RATIO = 1.0
 LANES, TOGETHER = CONSTANTS["LANES"], CONSTANTS["TOGETHER"]
 
 
-class _Solver(Structure):
+class _FixedPointSolver(Structure):
     """First members of a SUNNonlinearSolver."""
 
     _fields_ = [(name, c_void_p) for name in ("content", "python", "operations", "context")]
@@ -47,7 +47,7 @@ def _check_layout() -> None:
     """Check the struct layout of nonlinear solvers and vector wrappers in the loaded SUNDIALS."""
     objects = Objects()
     lib = objects.library
-    known = _Solver.from_address(objects.fixed_point(objects.vector(1)))
+    known = _FixedPointSolver.from_address(objects.fixed_point(objects.vector(1)))
     found = (c_void_p * len(OPERATIONS)).from_address(known.operations or 0)
     for name in ("GetType", "Initialize", "Solve", "Free", "SetSysFn"):
         own = ctypes.cast(getattr(lib, f"SUNNonlinSol{name}_FixedPoint"), c_void_p).value
@@ -104,7 +104,7 @@ class Staggered:
         lib = objects.library
         made = lib.SUNNonlinSolNewEmpty(objects.context)
         self.solver = objects.own(made, lambda: lib.SUNNonlinSolFreeEmpty(made), "a nonlinear solver")
-        found = _Solver.from_address(self.solver)
+        found = _FixedPointSolver.from_address(self.solver)
         found.content = ctypes.addressof(self.struct)
         operations = (c_void_p * len(OPERATIONS)).from_address(found.operations or 0)
         functions = {"GetType": "all_type", "SetSysFn": "all_system", "Solve": f"{memory.prefix}_sensitivities"}

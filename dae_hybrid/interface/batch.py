@@ -297,7 +297,7 @@ class Batch:
         counts = ", ".join(f"{count} {name}" for name, count in self.statistics.items() if name != "runs")
         most = Counter(reason for reason in self.reasons if reason is not None).most_common(1)
         why = "".join(f"; single calls mostly because of: {reason} ({count})" for reason, count in most)
-        return f"<Batch of {len(self)} runs of '{self._case.system.name}': {counts}{why}>"
+        return f"<Batch of {len(self)} run{'s' * (len(self) != 1)} of '{self._case.system.name}': {counts}{why}>"
 
     def _repr_html_(self) -> str:
         names = list(self.functionals)

@@ -56,7 +56,7 @@ class Lowering:
         still = [name for name, motion in self.equations.motions.items() if motion.m == motion.n]
         if still and isinstance(self.formulation, Reduced):
             raise ModelError(
-                f"Mode '{still[0]}' has no degree of freedom, and Reduced() nothing to integrate there.",
+                f"Mode '{still[0]}' has no degree of freedom, so that Reduced() has nothing to integrate.",
                 mode=still[0],
                 remedy="Take Index2(), Index1() or Penalty().",
             )

@@ -25,7 +25,7 @@ def by_attributes(obj: Any, attributes: dict[str, Any]) -> tuple[Any, ...]:
     return copyreg.__newobj__, (type(obj),), attributes  # type: ignore[attr-defined]  # missing in the stubs
 
 
-class _Writer(pickle.Pickler):
+class _StatementPickler(pickle.Pickler):
     """Pickle statements without their expressions, and list these."""
 
     def __init__(self, file: io.BytesIO) -> None:
@@ -48,8 +48,8 @@ class _Writer(pickle.Pickler):
         return by_attributes(obj, obj.__dict__) if isinstance(obj, Statement) else NotImplemented
 
 
-class _Reader(pickle.Unpickler):
-    """Unpickle the output of `_Writer`."""
+class _StatementUnpickler(pickle.Unpickler):
+    """Unpickle the output of `_StatementPickler`."""
 
     def __init__(self, file: io.BytesIO, expressions: list[ca.MX]) -> None:
         super().__init__(file)
@@ -69,7 +69,7 @@ def packed(statement: Statement) -> tuple[bytes, str]:
         It calls functions of Python or of a shared library, or holds an object that pickle refuses.
     """
     what, file = type(statement).__name__, io.BytesIO()
-    writer, serializer = _Writer(file), ca.StringSerializer()
+    writer, serializer = _StatementPickler(file), ca.StringSerializer()
     try:
         writer.dump(statement)
     except (pickle.PicklingError, TypeError, AttributeError) as reason:
@@ -81,7 +81,7 @@ def packed(statement: Statement) -> tuple[bytes, str]:
 
 def unpacked(content: bytes, expressions: str) -> Any:
     """Restore a statement with fresh symbols."""
-    return _Reader(io.BytesIO(content), ca.StringDeserializer(expressions).unpack()).load()
+    return _StatementUnpickler(io.BytesIO(content), ca.StringDeserializer(expressions).unpack()).load()
 
 
 def _refuse_foreign(what: str, expressions: list[ca.MX]) -> None:

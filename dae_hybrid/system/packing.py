@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import io
 import pickle
 from collections.abc import Iterator
@@ -52,12 +53,20 @@ def _read_only(given: dict[str, Any]) -> MappingProxyType[str, Any]:
     return MappingProxyType(given)
 
 
+def _reduced(given: MappingProxyType[str, Any]) -> tuple[Any, ...]:
+    return _read_only, (dict(given),)
+
+
+# `functionals` and `statistics` are copied and sent to other processes without their result
+copyreg.pickle(MappingProxyType, _reduced)
+
+
 def _read_only_array(given: NDArray[Any]) -> NDArray[Any]:
     given.flags.writeable = False
     return given
 
 
-class _Writer(pickle.Pickler):
+class _ResultPickler(pickle.Pickler):
     """Pickle a result, with the objects of its system by name."""
 
     def __init__(self, file: io.BytesIO, system: HybridSystem) -> None:
@@ -74,15 +83,13 @@ class _Writer(pickle.Pickler):
         """Reduce results and their parts to their attributes; see `Portable`."""
         if isinstance(obj, Portable):
             return by_attributes(obj, obj._state())
-        if isinstance(obj, MappingProxyType):
-            return _read_only, (dict(obj),)
         if isinstance(obj, np.ndarray) and not obj.flags.writeable:
             return _read_only_array, (obj.copy(),)
         return NotImplemented
 
 
-class _Reader(pickle.Unpickler):
-    """Unpickle the output of `_Writer`."""
+class _ResultUnpickler(pickle.Unpickler):
+    """Unpickle the output of `_ResultPickler`."""
 
     def __init__(self, file: io.BytesIO, system: HybridSystem) -> None:
         super().__init__(file)
@@ -103,7 +110,7 @@ def packed(result: PortableResult, system: HybridSystem) -> bytes:
     """
     file = io.BytesIO()
     try:
-        _Writer(file, system).dump(result)
+        _ResultPickler(file, system).dump(result)
     except (pickle.PicklingError, TypeError, AttributeError) as reason:
         raise UnsupportedError(
             f"This {type(result).__name__} cannot be pickled: {reason}.",
@@ -115,4 +122,4 @@ def packed(result: PortableResult, system: HybridSystem) -> bytes:
 
 def unpacked(system: HybridSystem, content: bytes) -> Any:
     """Restore a result, given its rebuilt system."""
-    return _Reader(io.BytesIO(content), system).load()
+    return _ResultUnpickler(io.BytesIO(content), system).load()

@@ -199,7 +199,7 @@ class TransitionMap:
                 f"{name} ({value:.3g})" for name, value, bad in zip(self.conditions, values, wrong, strict=True) if bad
             ]
             raise ConsistencyError(
-                f"What has to hold where the transition fires does not hold there: {', '.join(named)}.",
+                f"Conditions of the transition are not satisfied where it fires: {', '.join(named)}.",
                 transition=self.name,
                 mode=source.name,
                 time=t,
