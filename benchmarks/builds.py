@@ -32,7 +32,7 @@ from measuring import exponent, least_ms, show
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
-from growing import bars, exits, guards, ring
+from growing import bars, exits, guards, ring, spikes
 
 import dae_hybrid as dh
 from dae_hybrid.mechanics import Index1, Mechanism
@@ -97,6 +97,7 @@ def chain(n: int) -> Mechanism:
 #: model, arguments of `build`, and sizes
 PROBLEMS: dict[str, tuple[Callable[[int], dh.HybridModel | Mechanism], tuple[Any, ...], tuple[int, ...]]] = {
     "guards": (guards, (), (25, 50, 100, 200, 400)),
+    "spikes": (spikes, (), (25, 50, 100, 200)),
     "doses": (doses, (), (100, 300, 600, 1_000, 1_500, 3_000, 10_000)),
     "ring": (ring, (), (25, 50, 100, 200, 500, 1_000, 2_000)),
     "exits": (exits, (), (100, 500, 2_000)),

@@ -6,6 +6,7 @@ Every error names the value that was given, the legal values and a remedy. Error
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +57,13 @@ class DaeHybridError(Exception):
         self.guard: int | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle everything but the trajectory, which cannot be pickled."""
-        return type(self), (self.message,), {**self.__dict__, "trajectory": None, "rows": None}
+        """Pickle the error, without the trajectory if its model cannot be pickled."""
+        state = {**self.__dict__, "rows": None, "method": None}
+        try:
+            pickle.dumps(self.trajectory)
+        except UnsupportedError:
+            state["trajectory"] = None
+        return type(self), (self.message,), state
 
     def __str__(self) -> str:
         places = [

@@ -45,6 +45,8 @@ class Method:
         Whether it needs compiled equations.
     final_outputs : bool
         Whether the algebraic variables of its outputs are results of the method; those of others are solved for again.
+    retakes_steps : bool
+        Whether its adjoint is the transpose of its steps, which it takes again.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Method:
     path: Path = POLYNOMIALS
     compiled: bool = False
     final_outputs: bool = False
+    retakes_steps: bool = False
 
     @classmethod
     def of(cls, given: Method | str) -> Method:

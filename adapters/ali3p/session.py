@@ -32,7 +32,7 @@ from dae_hybrid.port.segment_rules import (
 from dae_hybrid.steppers.guard_monitor import EventPoint, GuardMonitor
 
 #: the methods by name
-METHODS = {name: Method(name=name, final_outputs=True) for name in RULES}
+METHODS = {name: Method(name=name, final_outputs=True, retakes_steps=True) for name in RULES}
 #: a last step that is longer than the others by this share is not divided
 LAST_STEP_SHARE = 1e-9
 #: step-size control: safety factor, least and largest change, first step as a share of the segment

@@ -8,6 +8,7 @@ from typing import Any
 import casadi as ca
 
 from dae_hybrid.codegen.casadi_tools import SYMBOLIC_SOLVE, dense, expanded, jacobian
+from dae_hybrid.codegen.copies import in_blocks
 from dae_hybrid.codegen.kernels import NativeFunction, densified
 from dae_hybrid.compile.families import apart
 from dae_hybrid.compile.lowering import Flat
@@ -26,7 +27,7 @@ MAX_POINT_ENTRIES = 40
 MAX_TRANSITION_OPERATIONS = 5000
 #: above this number of guards of both modes, transitions call the modes' functions instead of inlining them
 CALLED = 16
-#: above this number of operations of both modes, the derivatives of transitions do so, too
+#: above this number of operations of both modes, transitions do so with few guards, too
 LONG = 2000
 
 
@@ -96,6 +97,8 @@ def crossing_functions(
     kernels = transition.kernels
     (t, y, m, p), x = _point(source)
     xi, clock = ca.MX.sym("xi", len(transition.labels)), ca.MX.sym("clock", CLOCK)
+    is_long = sum(f.n_instructions() for f in (source.entry, target.entry) if f.is_a("SXFunction")) > LONG
+    called = is_long or len(source.guarded) + len(target.guarded) > CALLED
     outputs: dict[str, list[ca.MX]] = {}
     if solves(transition, target):
         x_after, m_after = densified(kernels["after"].function, 2).call([t, x, m, xi, p])
@@ -103,7 +106,8 @@ def crossing_functions(
         first, _, _, start = kernels["jump"].function.call([t, x, m, p])[2:6]
         outputs = {"begin": [first, start], "solve": equations}
     else:
-        x_after, m_after = densified(kernels["jump"].function, 2).call([t, x, m, p])
+        jump = densified(kernels["jump"].function, 2)
+        x_after, m_after = (in_blocks(jump) if called else jump).call([t, x, m, p])
         if target.explicit is not None:
             y_after = x_after[: target.ny]
             x_after = ca.vertcat(y_after, first_output(target.explicit, t, y_after, m_after, p))
@@ -113,8 +117,8 @@ def crossing_functions(
         landed = first_output(target.landing, t, state, m_after, p)
         moved, x_after = ca.fabs(landed[: target.ny] - x_after[: target.ny]), landed
     point = [x, x_after, m_after, _open(target, t, x_after, m_after, p), moved]
-    is_long = sum(f.n_instructions() for f in (source.entry, target.entry) if f.is_a("SXFunction")) > LONG
-    derivatives = kernels["slopes"].function.call([t, x, m, x_after, m_after, p, clock])
+    slopes = kernels["slopes"].function
+    derivatives = (in_blocks(slopes, sparse=[1]) if called else slopes).call([t, x, m, x_after, m_after, p, clock])
     for mode, at in ((source, [t, x, m, p]), (target, [t, x_after, m_after, p])):
         rates = first_output(mode.entry if is_long else mode.flow, *at)[: mode.ny]
         derivatives += [ca.vertcat(rates, ca.MX.zeros(mode.nm)), first_output(mode.integrands, *at)]
@@ -137,9 +141,8 @@ def crossing_functions(
         costs, by_u, costs_by_xi = kernels["cost"].function.call([t, x, m, xi, p])
         outputs["cost"] = [costs, by_u @ by_w, *([costs_by_xi] if has_slopes(transition) else [])]
     inputs = [t, y, m, p, clock, xi]
-    called = is_long or len(source.guarded) + len(target.guarded) > CALLED
     if called:
-        point = _in_elements(ca.Function("point", inputs, point), source, target).call(inputs)
+        point = in_blocks(_in_elements(ca.Function("point", inputs, point), source, target)).call(inputs)
     x, x_after, m_after, *more = point
     before, after = source.entry.call([t, x, m, p]), target.entry.call([t, x_after, m_after, p])
     outputs["cross"] = [x, *before, x_after, m_after, *after, *more]
@@ -147,7 +150,7 @@ def crossing_functions(
     for key, values in outputs.items():
         values = values if key == "tangent" else [dense(v) for v in values]
         function = ca.Function(f"t{transition.index}_{key}", inputs, values)
-        whole = (called and key == "cross") or (is_long and key == "tangent")
+        whole = called and key in ("cross", "tangent")
         found[key] = function if whole else _in_elements(function, source, target)
     found["tangent"] = _with_sparse_jump(found["tangent"], transition, target)
     short = "solve" not in found or sum(f.n_instructions() for f in found.values()) <= MAX_TRANSITION_OPERATIONS

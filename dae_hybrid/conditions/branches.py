@@ -15,7 +15,7 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.codegen.casadi_tools import kind_for
-from dae_hybrid.codegen.kernels import Kernel
+from dae_hybrid.codegen.kernels import Kernel, NotPicklable
 from dae_hybrid.conditions.error_estimate import SAFETY_FACTOR
 from dae_hybrid.errors import EventError
 from dae_hybrid.numerics.arrays import EPS, Array
@@ -145,7 +145,7 @@ NO_REFERENCE = ReferencePoint(np.zeros(0), lambda: None)
 
 
 @dataclass(frozen=True, eq=False)
-class BranchTable:
+class BranchTable(NotPicklable):
     """The relations of a system that are not events, by the place of their evaluation.
 
     `transitions` are by index, with the function for their inputs after (t, x-, m-, p); `measurements` by index and

@@ -7,6 +7,7 @@ another class (Lopez Varela, Dopico and Luaces 2023, section 3 and appendix D).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,6 +25,22 @@ if TYPE_CHECKING:
 def perpendicular(vector: Any) -> ca.MX:
     """The vector turned by a right angle: the velocity ``omega x r`` for omega = 1."""
     return ca.vertcat(-vector[1], vector[0])
+
+
+def pair(what: str, value: Any) -> ca.MX:
+    """The coordinates of a point or direction in the plane, (2,).
+
+    Raises
+    ------
+    ModelError
+        It is not a pair of numbers or expressions.
+    """
+    if isinstance(value, str) or not isinstance(value, ca.MX | ca.DM | Iterable):
+        raise ModelError(f"The {what} must be a pair (x, y), got {value!r}.")
+    entries = list(ca.vertsplit(value)) if isinstance(value, ca.MX | ca.DM) else list(value)
+    if len(entries) != 2:
+        raise ModelError(f"The {what} must be a pair (x, y), got {len(entries)} entries.")
+    return ca.vertcat(*(expression(what, entry, 1) for entry in entries))
 
 
 def rotated(angle: ca.MX, vector: ca.MX) -> ca.MX:
@@ -126,7 +143,7 @@ class Prismatic(Joint):
     @property
     def direction(self) -> ca.MX:
         """The axis."""
-        axis = expression("axis of a joint", ca.vertcat(*self.axis), 2)
+        axis = pair("axis of a joint", self.axis)
         if axis.is_zero():
             raise ModelError("The axis of a joint has no length.")
         return rotated(self.parent.angle, axis / ca.norm_2(axis))
@@ -236,10 +253,13 @@ class Tree:
                 f"'{mechanism.name}' and not to the ground.",
                 remedy="Use body.point(...) or ground(...); hold a free point with pin().",
             )
-        local = expression(f"local point of the joint of body '{name}'", ca.vertcat(*joint.local), 2)
-        middle = expression(f"center of body '{name}'", ca.vertcat(*center), 2)
+        local = pair(f"local point of the joint of body '{name}'", joint.local)
+        middle = pair(f"center of body '{name}'", center)
         mass = expression(f"mass of body '{name}'", mass, 1)
         inertia = expression(f"inertia of body '{name}'", inertia, 1)
+        for what, value in (("mass", mass), ("inertia", inertia)):
+            if value.is_constant() and not float(value.to_DM()) >= 0:
+                raise ModelError(f"The {what} of body '{name}' must not be negative, got {float(value.to_DM())}.")
         joint.column(local)  # checks the joint
         place, speed, rate, unit = joint.names
         z = mechanism.coordinate(

@@ -134,7 +134,7 @@ class Configuration:
         return np.asarray(q + NEARBY * (1 + np.abs(q).max()) * np.sin(angles))
 
     def _check_rank(self, mode: str, motion: Motion, q: Array, where: str) -> None:
-        phi, by_q = self.evaluate([motion.phi, motion.phi_q], q)
+        (by_q,) = self.evaluate([motion.phi_q], q)
         size = np.linalg.norm(by_q, axis=1, keepdims=True)
         if not np.all(np.isfinite(by_q)):
             return  # the run reports it, with its values
@@ -153,6 +153,7 @@ class Configuration:
                 variables=names,
                 remedy="Start elsewhere; directions of motion and multipliers are not determined there.",
             )
+        (phi,) = self.evaluate([motion.phi], self.q)
         off = np.abs(null.T @ (phi / scale)).max() > MET and where == "everywhere"
         raise FormulationError(
             f"Constraints {', '.join(names)} are {'inconsistent' if off else 'redundant'}.",

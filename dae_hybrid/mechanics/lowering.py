@@ -24,6 +24,8 @@ from dae_hybrid.statement.model import HybridModel
 
 #: smallest determinant of the constraints' directions, relative to its initial value
 SINGULAR = 1e-6
+#: largest difference of a symmetric matrix and its transpose, relative to its largest entry
+SYMMETRIC = 1e-12
 
 
 class Lowering:
@@ -174,8 +176,8 @@ class Lowering:
                 remedy="State a cost as a functional instead, or take Index2().",
             )
         projection = None if form.projection is None else matrix("projection", form.projection)
-        if projection is not None and projection.shape != (motion.n, motion.n):
-            raise ModelError(f"projection has shape {projection.shape}, expected {(motion.n, motion.n)}.", mode=name)
+        if projection is not None:
+            self._check_projection(name, motion, projection)
         names = {key: tuple(getattr(c, key).name() for c in self.equations.coordinates) for key in "qva"}
         return MotionStatement(
             **names,
@@ -186,6 +188,17 @@ class Lowering:
             newmark=form.newmark,
             spectral_radius=float(form.spectral_radius),
         )
+
+    def _check_projection(self, name: str, motion: Motion, projection: ca.MX) -> None:
+        """Refuse a projection matrix that is not symmetric and positive definite at the start."""
+        if projection.shape != (motion.n, motion.n):
+            raise ModelError(f"projection has shape {projection.shape}, expected {(motion.n, motion.n)}.", mode=name)
+        self.equations.check_places("The projection matrix of ALI3P", projection, name)
+        (at_start,) = self.configuration.evaluate([projection], self.configuration.q)
+        symmetric = np.abs(at_start - at_start.T).max() <= SYMMETRIC * np.abs(at_start).max()
+        if not symmetric or np.linalg.eigvalsh(at_start)[0] <= 0:
+            what = "positive definite" if symmetric else "symmetric"
+            raise ModelError(f"ALI3P: projection is not {what} at the start.", mode=name)
 
     def _require_regular(self, model: HybridModel, name: str, motion: Motion) -> None:
         (start,) = self.configuration.evaluate([motion.spread], self.configuration.q)

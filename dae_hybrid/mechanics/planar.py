@@ -158,6 +158,9 @@ class Planar(Components):
         ca.MX, shape (2,)
             The multipliers: minus the force on the first point, and the force on the second.
         """
+        for point in (first, second):
+            if not isinstance(point, Point):
+                raise ModelError(f"pin() holds two points together, got {point!r}.", remedy="Pass body.point(...).")
         return self.constraint(name or f"{first.name}={second.name}", first.position - second.position)
 
     def spring(

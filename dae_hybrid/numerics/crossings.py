@@ -232,8 +232,8 @@ class Scan:
         are also examined if a guard that starts at zero has returned through it, until it is found on the other side.
         """
         middle = self._look(start.t + INTERIOR_POSITION * (end.t - start.t), touched)
-        if self._singular(middle) is not None:  # or a guard crosses before it
-            return self.locate(self.crossed(start.values, middle.values), start, middle)
+        if self._singular(middle) is not None:
+            return self._at_singularity(start, middle)
         returned = (start.values == 0) & (self.returned(middle.values) | self.returned(end.values))
         left = middle.values * self.leaving_sign > 0
         with np.errstate(all="ignore"):  # non-finite rates carry no information
@@ -245,13 +245,18 @@ class Scan:
         if place > 0:  # at the finest level
             middle = self._look(start.t + place * (end.t - start.t), touched)
             if self._singular(middle) is not None:
-                return self.locate(self.crossed(start.values, middle.values), start, middle)
+                return self._at_singularity(start, middle)
         middle = middle.after(start)
         for a, b in ((start, middle), (middle, end)):
             crossed = self.crossed(a.values, b.values)
             if crossed.size:
                 return self.locate(crossed, a, b)
         return None
+
+    def _at_singularity(self, start: GuardSample, end: GuardSample) -> tuple[int, float] | None:
+        """The earliest crossing before a sample with a determinant of zero, or that determinant."""
+        crossed = self.crossed(start.values, end.values)
+        return self.locate(crossed, start, end) if crossed.size else self._singular(end)
 
     def _look(self, t: float, touched: Array) -> GuardSample:
         """Guards within a step, with rounding replaced by zero, so that a touch is not a crossing."""

@@ -186,7 +186,9 @@ class AdjointSweep:
     def segment(self, segment: Segment, adjoint: Array, t_eval: Array | None = None) -> BackwardOutcome:
         """Integrate the adjoint of a segment back to its start, from dG/dy (k, n_differential)."""
         mode, n, p = segment.mode, segment.mode.equations.n, self.trajectory.parameters
-        start = adjoint if segment.steps_kept else round_relative(adjoint, self.options.rtol / ADJOINT_ROUNDING_FACTOR)
+        start = adjoint
+        if not segment.has_discrete_adjoint:
+            start = round_relative(adjoint, self.options.rtol / ADJOINT_ROUNDING_FACTOR)
         full, rates = start, np.zeros_like(start)
         t, x, m = segment.t_end, segment.x_end, segment.memory
         if mode.equations.index == 2:

@@ -190,12 +190,12 @@ class ForwardSensitivity(PortableResult):
         ImportError
             xarray is not installed.
         """
+        values = {name: self[name] for name in self.trajectory.names}
         further: dict[str, tuple[tuple[str, ...], Array]] = {
             f"gradient({name})": ((*([f"{name}_component"] if g.ndim > 1 else []), "parameter"), g)
             for name, g in self.gradient.items()
         }
         further["event_time"] = ("event", "parameter"), self.event_time_sensitivity
-        values = {name: self[name] for name in self.trajectory.names}
         return dataset(self.trajectory, values, {"parameter": self.parameters}, further, derivatives=True)
 
 

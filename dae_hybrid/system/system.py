@@ -30,7 +30,7 @@ from dae_hybrid.system.linearisation import TransitionLinearisation
 from dae_hybrid.system.measurement import Measurement
 from dae_hybrid.system.signals import SignalTable, derivatives
 from dae_hybrid.system.transition_map import TransitionMap, schedule_state
-from dae_hybrid.tables import align, html
+from dae_hybrid.tables import align, counted, html
 
 if TYPE_CHECKING:
     from dae_hybrid.conditions.branches import BranchTable
@@ -486,8 +486,9 @@ class HybridSystem(NotPicklable):
 
     def __repr__(self) -> str:
         return (
-            f"<HybridSystem '{self.name}': {len(self.modes)} modes, {len(self.transitions)} transitions, "
-            f"{self.parameters.size} parameters, {'compiled' if self.native else 'interpreted'}>"
+            f"<HybridSystem '{self.name}': {counted(len(self.modes), 'mode')}, "
+            f"{counted(len(self.transitions), 'transition')}, {counted(self.parameters.size, 'parameter')}, "
+            f"{'compiled' if self.native else 'interpreted'}>"
         )
 
     def _repr_html_(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -61,17 +61,15 @@ def dataset(
         A variable of the model has a name that the dataset needs.
     """
     xr, system = optional("xarray", "to_xarray()"), trajectory.system
-    if taken := sorted(set(values) & {"t", "mode", "parameter_unit", *behind, *further}):
-        raise OptionError(
-            f"Names of the model are reserved by the dataset: {', '.join(map(repr, taken))}.",
-            remedy="Use to_dataframe(), or rename the variable of the model.",
-        )
     variables: dict[str, Any] = {}
     for name, array in values.items():
         is_vector = array.ndim > 1 + len(behind)
         dims = ("t", *([f"{name}_entry"] if is_vector else []), *behind)
         variables[name] = dims, array, attributes(system, name, derivative=derivatives)
-    variables |= {name: (dims, array) for name, (dims, array) in further.items()}
+    others = {name: (dims, array) for name, (dims, array) in further.items()}
+    dimensions = {dim for dims, *_ in (*variables.values(), *others.values()) for dim in dims}
+    refuse_reserved(values, {"mode", "parameter_unit", *others, *dimensions})
+    variables |= others
     coordinates: dict[str, Any] = {"t": trajectory.t, "mode": ("t", trajectory.modes)}
     coordinates |= {name: (name, np.array(labels)) for name, labels in behind.items()}
     if derivatives:
@@ -82,6 +80,15 @@ def dataset(
     labels = system.parameters.labels()
     facts |= {f"parameter {name}": p for name, p in zip(labels, trajectory.parameters.tolist(), strict=True)}
     return xr.Dataset(variables, coordinates, facts)
+
+
+def refuse_reserved(names: Iterable[str], reserved: Collection[str]) -> None:
+    """Raise an `OptionError` if a variable of the model has a name that a table or dataset needs."""
+    if taken := sorted(set(names) & set(reserved)):
+        raise OptionError(
+            f"Names of the model are reserved in tables of results: {', '.join(map(repr, taken))}.",
+            remedy="Rename the variable of the model, or read its values by sol[name].",
+        )
 
 
 def attributes(system: HybridSystem, name: str, *, derivative: bool) -> dict[str, str]:

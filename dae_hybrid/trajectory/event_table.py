@@ -269,23 +269,21 @@ class EventTable(PortableResult):
     def _memory(self, part: str) -> Columns:
         memory = self._system.memory
         names = tuple(name for name in memory.names if self._system.signal(name) is None)
-        return self._by_name(names, part, lambda block: memory)
+        return Columns(names, partial(self._values, part))
 
     def _variables(self, part: str) -> Columns:
-        modes = self._system.modes
+        names = dict.fromkeys(name for mode in self._system.modes for name in mode.variables.names)
+        return Columns(tuple(names), partial(self._values, part))
 
-        def layout(block: _Block) -> Layout:
-            source, target = self._ends(block)
-            return modes[source if target is None or part.endswith("_minus") else target].variables
+    def _layout(self, part: str, block: _Block) -> Layout:
+        if part.startswith("memory"):
+            return self._system.memory
+        source, target = self._ends(block)
+        return self._system.modes[source if target is None or part.endswith("_minus") else target].variables
 
-        return self._by_name(tuple(dict.fromkeys(n for mode in modes for n in mode.variables.names)), part, layout)
-
-    def _by_name(self, names: tuple[str, ...], part: str, layout: Callable[[_Block], Layout]) -> Columns:
-        def make(name: str) -> Array:
-            blocks = ((layout(block), block.places, partial(block.values, part)) for block in self._blocks)
-            return by_name(name, width_of(self._system, name), self._size, blocks)
-
-        return Columns(names, make)
+    def _values(self, part: str, name: str) -> Array:
+        blocks = ((self._layout(part, block), block.places, partial(block.values, part)) for block in self._blocks)
+        return by_name(name, width_of(self._system, name), self._size, blocks)
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return one column per entry, (n_events,): `HEADINGS`, then ``u-`` and ``u+`` of variables and memory."""

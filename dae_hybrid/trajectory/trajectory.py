@@ -24,8 +24,8 @@ from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.port.replay import Interpolant, SegmentReplay
 from dae_hybrid.port.segment_rules import SAME_INSTANT
 from dae_hybrid.system.packing import Portable, PortableResult
-from dae_hybrid.tables import html, in_short
-from dae_hybrid.trajectory.datasets import dataset, optional
+from dae_hybrid.tables import counted, html, in_short
+from dae_hybrid.trajectory.datasets import dataset, optional, refuse_reserved
 from dae_hybrid.trajectory.event_table import EventTable, entries
 from dae_hybrid.trajectory.outputs import Outputs, Places, Points, column, width_of
 from dae_hybrid.trajectory.parts import TrajectoryParts
@@ -91,9 +91,9 @@ class Segment(Portable):
         return self.how.name
 
     @property
-    def steps_kept(self) -> bool:
+    def has_discrete_adjoint(self) -> bool:
         """Whether the adjoint is the exact, discrete one of the steps, not an integrated one."""
-        return self.how.path.exact and self.path is not None
+        return self.how.retakes_steps or (self.how.path.exact and self.path is not None)
 
     def extent(self) -> Array:
         """Return the largest magnitude or change of each integrated state, (n,)."""
@@ -441,6 +441,7 @@ class Trajectory(PortableResult):
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return one column per entry, (n_t,): ``t``, ``mode``, variables and memory; ``x[0]``, ... of a vector."""
         columns: dict[str, NDArray[Any]] = {"t": self.t, "mode": self.modes}
+        refuse_reserved(self.names, columns)
         for name in self.names:
             columns |= entries(f"{name}{{}}", self[name])
         return columns
@@ -508,7 +509,8 @@ class Trajectory(PortableResult):
         state = "" if self.complete else ", incomplete"
         return (
             f"<Trajectory of '{self.system.name}' from {self.t_span[0]:g} to {self.final[0]:g}: "
-            f"{self.parts.n_segments} segments, {self.n_events} events{f', {values}' if values else ''}{state}>"
+            f"{counted(self.parts.n_segments, 'segment')}, {counted(self.n_events, 'event')}"
+            f"{f', {values}' if values else ''}{state}>"
         )
 
     def _repr_html_(self) -> str:

@@ -353,3 +353,36 @@ def test_a_short_step_of_a_constrained_mechanism(offset):
     np.testing.assert_allclose(asa.gradient, fsa.gradient["late"], rtol=1e-9)
     exact = dh.adjoint_gradient(mech.build(), (0, 0.1), "late", rtol=1e-9)
     np.testing.assert_allclose(asa.gradient, exact.gradient, rtol=2e-3)
+
+
+@pytest.mark.parametrize("rtol", [1e-12, 1e-2])
+def test_the_adjoint_of_fixed_steps_does_not_depend_on_rtol(rtol):
+    """The discrete adjoint is not rounded before a segment, unlike one that is integrated with a tolerance."""
+    mech = Mechanism("double pendulum")
+    m, length = mech.parameter("m", 1.3), mech.parameter("l", 1.0)
+    upper = mech.body("upper", Revolute(mech.ground(0, 0)), mass=m, center=(length / 2, 0), inertia=m * length**2 / 12)
+    lower = mech.body("lower", Revolute(upper.point(length)), mass=0.6, center=(0.25, 0), inertia=0.0125)
+    mech.gravity(9.81)
+    swing = mech.mode("swing")
+    locked = mech.mode("locked")
+    locked.constraint("lock", lower.coordinate - 0.3)
+    mech.event(locked, swing, at=0.13)
+    mech.initial(locked, {upper.coordinate: -0.2 * length, lower.coordinate: 0.3})
+    tip = lower.point(0.5)
+    mech.functional("G", terminal=tip.x * tip.vy)
+    system = mech.build(ALI3P())
+    options = {"adapter": "ali3p", "fixed_step": 0.004, "rtol": rtol}
+    forward = dh.forward_sensitivity(system, (0, 0.37), **options)
+    adjoint = dh.adjoint_gradient(system, (0, 0.37), "G", **options)
+    assert adjoint.gradient == pytest.approx(np.ravel(forward.gradient["G"]), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("projection", "match"),
+    [(-np.eye(3), "positive definite"), (np.zeros((3, 3)), "positive definite"), (np.tri(3), "symmetric")],
+)
+def test_projection_matrices_are_checked_at_the_start(projection, match):
+    mech = five_bar.mechanism()
+    n = sum(coordinate.q.numel() for coordinate in mech.coordinates.values())
+    with pytest.raises(dh.ModelError, match=match):
+        mech.build(ALI3P(projection=np.kron(np.eye(n), projection)[:n, :n]))

@@ -342,3 +342,20 @@ def test_systems_go_to_workers_and_results_come_back(method: str, monkeypatch: p
         assert same(there.gradient, here.gradient)
         assert same(there.trajectory["u"], here.trajectory["u"])
         assert there.trajectory(0.7)["u"] == here.trajectory(0.7)["u"]
+
+
+def test_mappings_and_columns_of_a_result_travel_by_themselves() -> None:
+    sol = dh.simulate(impacts().build(), (0, 1))
+    for given in (sol.functionals, sol.statistics, sol.event_table.x_minus, sol.event_table.memory_plus):
+        for other in (again(given), copy.deepcopy(given)):
+            assert type(other) is type(given)
+            assert list(other) == list(given)
+            assert all(np.array_equal(other[name], given[name]) for name in given)
+
+
+def test_an_error_is_pickled_with_its_partial_result() -> None:
+    with pytest.raises(dh.StepLimitError) as caught:
+        dh.simulate(impacts().build(), (0, 1), max_steps=3)
+    error = again(caught.value)
+    assert str(error) == str(caught.value)
+    assert same(error.trajectory.t, caught.value.trajectory.t)

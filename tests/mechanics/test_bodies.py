@@ -283,3 +283,35 @@ def test_a_loop_that_does_not_close_is_refused_by_name(formulation):
     mech.pin(middle.point(1.0), right.point(1.0), name="loop")
     mech.initial(mech.mode("move"), {left.coordinate: 0.5}, guess={middle.coordinate: -0.2, right.coordinate: 3.0})
     refused("loop", lambda: dh.simulate(mech.build(formulation), (0, 1)))
+
+
+@pytest.mark.parametrize("value", [0.5, "ab", (1.0, 2.0, 3.0)])
+def test_points_and_axes_are_pairs(value):
+    mech = Mechanism("m")
+    ground = mech.ground(0, 0)
+    with pytest.raises(dh.ModelError, match="pair"):
+        mech.body("a", Revolute(ground), mass=1.0, center=value, inertia=1.0)
+    with pytest.raises(dh.ModelError, match="pair"):
+        mech.body("a", Revolute(ground, value), mass=1.0, inertia=1.0)
+    with pytest.raises(dh.ModelError, match="pair"):
+        mech.body("a", Prismatic(ground, axis=value), mass=1.0)
+
+
+def test_negative_masses_and_pins_of_bodies_are_refused():
+    mech = Mechanism("m")
+    ground = mech.ground(0, 0)
+    with pytest.raises(dh.ModelError, match="inertia of body 'a' must not be negative"):
+        mech.body("a", Revolute(ground), mass=1.0, center=(0.5, 0), inertia=-0.1)
+    body = mech.body("b", Revolute(ground), mass=1.0, inertia=0.1)
+    with pytest.raises(dh.ModelError, match="two points"):
+        mech.pin(body, ground)
+
+
+def test_constraints_that_hold_and_leave_no_motion_are_redundant():
+    mech = Mechanism("pinned twice")
+    body = mech.body("a", Revolute(mech.ground(0, 0)), mass=1.0, center=(0.5, 0), inertia=0.1)
+    mech.pin(body.point(1.0), mech.ground(1.0, 0.0))
+    held = mech.mode("held")
+    mech.initial(held, {body.coordinate: 0.0})
+    with pytest.raises(dh.FormulationError, match="redundant"):
+        mech.build(Index1())

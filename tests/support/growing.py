@@ -53,6 +53,19 @@ def guards(n: int) -> dh.HybridModel:
     return m
 
 
+def spikes(n: int) -> dh.HybridModel:
+    """States that integrate and fire, each reset by a transition of its own."""
+    m = dh.HybridModel("spikes")
+    p = m.parameter("p", 1.0)
+    states = [m.differential(f"x{i}") for i in range(n)]
+    run = m.mode("run", ode={x: p * (1 + i / n) - x for i, x in enumerate(states)})
+    for i, x in enumerate(states):
+        m.transition(run, run, guard=x - 0.3 * (1 + i / n / 7), direction="rising", reset={x: 0.1 * p})
+    m.initial(run, dict.fromkeys(states, 0.0))
+    m.functional("G", terminal=sum(states))
+    return m
+
+
 def ring(n: int) -> dh.HybridModel:
     """Modes in a ring."""
     m = dh.HybridModel("ring")

@@ -192,9 +192,25 @@ def test_labelled_arrays_of_sensitivities(results: dict[str, Any]) -> None:
 def test_names_that_the_dataset_needs_are_refused() -> None:
     pytest.importorskip("xarray")
     built = tank(x="mode", k="t0").build(native=False)
-    with pytest.raises(dh.OptionError, match="by the dataset: 'mode'"):
+    with pytest.raises(dh.OptionError, match="in tables of results: 'mode'"):
         dh.simulate(built, (0, 1)).to_xarray()
     built = tank(x="parameter").build(native=False)
     assert "parameter" in dh.simulate(built, (0, 1)).to_xarray()
-    with pytest.raises(dh.OptionError, match="by the dataset: 'parameter'"):
+    with pytest.raises(dh.OptionError, match="in tables of results: 'parameter'"):
         dh.forward_sensitivity(built, (0, 1)).to_xarray()
+
+
+@pytest.mark.parametrize("name", ["mode", "event", "v_entry"])
+def test_names_of_the_model_that_a_dataset_needs_are_refused(name):
+    pytest.importorskip("xarray")
+    m = dh.HybridModel("m")
+    x, v, k = m.differential(name), m.differential("v", size=2), m.parameter("k", 0.5)
+    run = m.mode("run", ode={x: -k * x, v: -v})
+    m.initial(run, {x: 1.0, v: [1.0, 2.0]})
+    m.functional("G", terminal=x)
+    result = dh.forward_sensitivity(m.build(), (0, 1))
+    with pytest.raises(dh.OptionError, match="reserved"):
+        result.to_xarray()
+    if name == "mode":
+        with pytest.raises(dh.OptionError, match="reserved"):
+            result.trajectory.columns()
