@@ -36,10 +36,10 @@ def in_blocks(function: ca.Function, sparse: Collection[int] = ()) -> ca.Functio
     """
     if not function.is_a("SXFunction"):
         return function
-    symbols = [ca.SX.sym(function.name_in(i), function.size1_in(i)) for i in range(function.n_in())]
-    outputs = [ca.sparsify(v) if i in sparse else v for i, v in enumerate(function.call(symbols))]
+    symbols: list[Any] = [ca.SX.sym(function.name_in(i), function.size1_in(i)) for i in range(function.n_in())]
+    outputs: list[Any] = [ca.sparsify(v) if i in sparse else v for i, v in enumerate(function.call(symbols))]
     places = {e.element_hash(): (i, j) for i, s in enumerate(symbols) for j, e in enumerate(s.nonzeros())}
-    entries = [value.nonzeros() for value in outputs]
+    entries: list[list[Any]] = [value.nonzeros() for value in outputs]
     own = [e for column in entries for e in column if not e.is_constant() and e.element_hash() not in places]
     values = ca.Function(f"{function.name()}_values", symbols, [ca.vertcat(*own)])
     inputs = [ca.MX.sym(function.name_in(i), s.numel()) for i, s in enumerate(symbols)]
@@ -59,13 +59,13 @@ def in_blocks(function: ca.Function, sparse: Collection[int] = ()) -> ca.Functio
     return ca.Function(function.name(), inputs, found)
 
 
-def _blocks(column: list[ca.SX], places: dict[int, tuple[int, int]]) -> Iterator[tuple[int | str, int, int]]:
+def _blocks(column: list[Any], places: dict[int, tuple[int, int]]) -> Iterator[tuple[int | str, int, int]]:
     """Consecutive entries of one source, with the place there and their number.
 
     The source is the index of an input, the text of a constant, or `COMPUTED`.
     """
 
-    def source(numbered: tuple[int, ca.SX]) -> tuple[Any, int]:
+    def source(numbered: tuple[int, Any]) -> tuple[Any, int]:
         at, entry = numbered
         if entry.is_constant():
             return repr(float(entry)), 0
