@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dae_hybrid.codegen.kernels import Kernel
-from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.arrays import SMALLEST_NORMAL, Array
 from dae_hybrid.numerics.matrices import Matrix, column, compacted, dense, hstack, vstack
 from dae_hybrid.port.integrator import Equations
 from dae_hybrid.port.replay import Interpolant
@@ -31,7 +31,6 @@ from .signal_handlers import caught
 RECOVERABLE, FATAL, SOLVES, CONVERGED, POLISH, NEGLIGIBLE, LESS_EXACT = (
     CONSTANTS[name] for name in ("RECOVERABLE", "FATAL", "SOLVES", "CONVERGED", "POLISH", "NEGLIGIBLE", "LESS_EXACT")
 )
-SMALLEST_NORMAL = float(np.finfo(float).tiny)
 
 # argument types of callbacks: t time, c factor of x', v vector, V array of vectors, m matrix, o guard values,
 # i number of directions, _ ignored

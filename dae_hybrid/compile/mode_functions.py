@@ -24,11 +24,11 @@ from dae_hybrid.compile.lowering import Flat, ModeLowering, symbols_for
 from dae_hybrid.compile.structure import check_structure
 from dae_hybrid.errors import FormulationError, ModelError
 from dae_hybrid.layout import Layout
+from dae_hybrid.numerics.arrays import SMALLEST_NORMAL
 from dae_hybrid.numerics.matrices import MAX_DENSE_ROWS, is_dense
 from dae_hybrid.statement.declarations import Transition
 from dae_hybrid.statement.model import HybridModel
 
-SMALLEST_NORMAL = float(np.finfo(float).tiny)
 NEWTON_STEPS = 3  # from the integrator's tolerance to rounding
 
 

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 #: twice the unit roundoff
 EPS = float(np.finfo(float).eps)
+#: the smallest number with all its digits
+SMALLEST_NORMAL = float(np.finfo(float).tiny)
 
 #: size up to which plain Python is faster than NumPy
 MAX_PYTHON_SIZE = 16

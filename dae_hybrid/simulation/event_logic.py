@@ -41,7 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.errors import ChatteringError, EventError, NonFiniteError, ZenoError
-from dae_hybrid.numerics.arrays import EPS, Array
+from dae_hybrid.numerics.arrays import EPS, SMALLEST_NORMAL, Array
 from dae_hybrid.options import Options
 from dae_hybrid.port.failure_messages import SUSPECTS, guard_passed
 from dae_hybrid.port.integrator import SegmentTask
@@ -66,7 +66,6 @@ MAX_SIMULTANEITY_RTOLS = 1000.0
 ZENO_INTERVALS, ZENO_SPREAD, ZENO_RATIO, ZENO_WINDOW = 4, 0.01, 0.999, 12
 #: and the remainder of the series is below this share of the elapsed time
 ZENO_REMAINDER = 1e-6
-SMALLEST_NORMAL = float(np.finfo(float).tiny)
 NO_GUARDS: Mapping[int, tuple[float, float]] = MappingProxyType({})
 
 
