@@ -57,11 +57,11 @@ class DaeHybridError(Exception):
         self.guard: int | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the error, without the trajectory if its model cannot be pickled."""
+        """Pickle the error; omit the trajectory if it cannot be pickled."""
         state = {**self.__dict__, "rows": None, "method": None}
         try:
             pickle.dumps(self.trajectory)
-        except UnsupportedError:
+        except Exception:  # whatever a model refers to: the error itself has to arrive
             state["trajectory"] = None
         return type(self), (self.message,), state
 

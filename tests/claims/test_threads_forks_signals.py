@@ -135,7 +135,9 @@ def test_worker_processes(method: str, monkeypatch: Any) -> None:
             pool.submit(fail).result(timeout=100)
         assert caught.value.mode == "first"
         assert caught.value.remedy
-        assert caught.value.trajectory is None  # stays in the process that made it
+        partial = caught.value.trajectory  # comes with the error
+        assert partial is not None
+        assert 0 < partial.t[-1] < 1
     assert numbers() == here
 
 
@@ -152,14 +154,26 @@ def test_what_cannot_be_pickled_says_so(built: Any, models: Any) -> None:
     assert event.time == sol.events[0].time
 
 
-def test_errors_are_pickled_without_their_trajectory(built: Any, models: Any) -> None:
+def test_errors_are_pickled_with_their_trajectory(built: Any, models: Any) -> None:
     with pytest.raises(dh.StepLimitError) as caught:
         dh.simulate(built(models.circuit), (0, 1), max_steps=5)
     again = pickle.loads(pickle.dumps(caught.value))
     assert caught.value.trajectory is not None
-    assert again.trajectory is None
+    assert again.trajectory.t.tolist() == caught.value.trajectory.t.tolist()
     assert str(again) == str(caught.value)
     assert (again.mode, again.time, again.remedy) == (caught.value.mode, caught.value.time, caught.value.remedy)
+
+
+@pytest.mark.parametrize("reason", [TypeError, AttributeError, pickle.PicklingError, dh.UnsupportedError])
+def test_errors_are_pickled_even_if_their_trajectory_is_not(reason: type[Exception]) -> None:
+    class Partial:
+        def __reduce__(self) -> Any:
+            raise reason("no")
+
+    error = dh.StepLimitError("Too many.", mode="first", remedy="Fewer.")
+    error.trajectory = Partial()
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.trajectory, again.mode, again.remedy) == (None, "first", "Fewer.")
 
 
 # -- threads ----------------------------------------------------------------------------------------------

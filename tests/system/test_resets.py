@@ -615,7 +615,7 @@ UNSOLVABLE: dict[str, tuple[Callable[..., Any], str]] = {
         "singular.*leaves v, P open; reset equation 0, reset equation 1 depend on each other",
     ),
     "a condition on values before": (
-        lambda m, y, v, P, e: [m.post(v) + e * v, v - 5], r"does not hold there: .*reset equation 1 \(-9"
+        lambda m, y, v, P, e: [m.post(v) + e * v, v - 5], r"not satisfied where it fires: reset equation 1 \(-9"
     ),
 }  # fmt: skip
 
