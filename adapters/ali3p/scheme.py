@@ -13,7 +13,7 @@ from scipy.sparse.linalg import splu
 from dae_hybrid.codegen.kernels import Kernel
 from dae_hybrid.errors import ConsistencyError, NonFiniteError, StepSizeError
 from dae_hybrid.numerics.arrays import EPS, Array, all_finite
-from dae_hybrid.numerics.matrices import Matrix, dense
+from dae_hybrid.numerics.matrices import Matrix
 from dae_hybrid.port.integrator import Equations
 from dae_hybrid.port.motion import MotionEquations
 from dae_hybrid.port.segment_rules import cached, completed
@@ -87,14 +87,6 @@ def derivatives(e: Equations) -> Kernel:
     return found
 
 
-def by_state(e: Equations, t: float, x: Array, m: Array, p: Array) -> tuple[Array, Array, Array]:
-    """Derivatives of the algebraic variables at a consistent point by y, p and m."""
-    ny = e.n_differential
-    by_x, by_p, by_m = (dense(part)[ny:] for part in derivatives(e)(t, x, m, p)[2:5])
-    found = -np.linalg.solve(by_x[:, ny:], np.hstack((by_x[:, :ny], by_p, by_m)))
-    return found[:, :ny], found[:, ny : ny + p.size], found[:, ny + p.size :]
-
-
 class Solved:
     """A factorised matrix, dense or sparse."""
 
@@ -112,6 +104,27 @@ class Solved:
         return np.asarray(self._sparse.solve(right, trans="T" if transposed else "N"))
 
 
+class AlgebraicDerivatives:
+    """Derivatives of the algebraic variables z at a consistent point, by y, p and m."""
+
+    def __init__(self, e: Equations, t: float, x: Array, m: Array, p: Array) -> None:
+        ny, by_x, by_p, by_m = e.n_differential, *derivatives(e)(t, x, m, p)[2:5]
+        self._by = [part[ny:] for part in (by_x[:, :ny], by_p, by_m)]
+        by_z = by_x[ny:, ny:]
+        self._solve = Solved(by_z if isinstance(by_z, np.ndarray) else by_z.tocsc())
+
+    def forward(self, y: Array, p: Array, memory: Array) -> Array:
+        """dz, (n_z, d), from dy, dp and dm."""
+        right = [np.asarray(part @ d) for part, d in zip(self._by, (y, p, memory), strict=True)]
+        return -self._solve(sum(right[1:], right[0]))
+
+    def backward(self, of_z: Array) -> tuple[Array, Array, Array]:
+        """Cotangents of y, p and m, (k, .) each, from those of z."""
+        weight = -self._solve(of_z.T, transposed=True).T
+        by_y, by_p, by_m = (np.asarray(weight @ part) for part in self._by)
+        return by_y, by_p, by_m
+
+
 class Scheme:
     """The scheme for the equations of one mode, at given memory and parameters."""
 
@@ -121,7 +134,20 @@ class Scheme:
         self.equations, self.motion = equations, equations.motion
         self.memory, self.p = memory, parameters
         self.rule = RULES[method](self.motion)
-        self.n, self.m = self.motion.q.size, self.motion.multipliers.size
+        motion = self.motion
+        self.n, self.m, k = motion.q.size, motion.multipliers.size, motion.inner[0].size
+        names = ("q", "mu", "X", "U0", "A0", "R", "v", "sigma", "U", "W", "a", "kappa", "A", "K", "A1")
+        ends = np.cumsum([0, self.n, self.m, *[k] * 4, *[self.n, self.m, k, k] * 2, k]).tolist()
+        #: places of the unknowns of a step, see `MotionEquations`
+        self.at = {name: slice(i, j) for name, i, j in zip(names, ends[:-1], ends[1:], strict=True)}
+        poses, twists, rates, wrenches = motion.inner
+        #: places of variables at the end of a step, and of their values in the unknowns
+        self.results = [
+            *((motion.q, "q"), (motion.v, "v"), (motion.a, "a"), (motion.multipliers, "kappa")),
+            *((poses, "X"), (twists, "U"), (rates, "A"), (wrenches, "K")),
+        ]
+        #: variables to which unknowns over beta h^2 are added
+        self.added = [(motion.multipliers, "mu"), (wrenches, "R")]
         self.iterations = self.factorisations = 0
 
     def state(self, x: Array) -> Array:
@@ -129,17 +155,30 @@ class Scheme:
         a = x[self.motion.a]
         return np.concatenate((x[self.motion.q], x[self.motion.v], a, a))
 
-    def parts(self, unknowns: Array) -> tuple[Array, ...]:
-        """q, mu, v, sigma, a and kappa."""
-        n, m = self.n, self.m
-        return tuple(np.split(unknowns, np.cumsum([n, m, n, m, n])))
-
     def arguments(self, t: float, h: float, start: Array, unknowns: Array) -> tuple[Any, ...]:
         """The inputs of the kernels."""
         return t, np.array([h, *self.rule]), start, unknowns, self.memory, self.p
 
-    def step(self, t0: float, t: float, planned: float, start: Array, multipliers: Array) -> MotionStep:
-        """Take a step from t0 to t, in place of one of length `planned`.
+    def variables(self, h: float, unknowns: Array) -> Array:
+        """The variables x at the end of a step, (n_x, ...)."""
+        x = np.zeros((self.equations.n, *unknowns.shape[1:]))
+        for places, name in self.results:
+            x[places] = unknowns[self.at[name]]
+        for places, name in self.added:
+            x[places] += unknowns[self.at[name]] / (self.rule.beta * h**2)
+        return x
+
+    def of_unknowns(self, h: float, of_x: Array) -> Array:
+        """The transpose of `variables`: cotangents (k, n_Y) from (k, n_x)."""
+        found = np.zeros((len(of_x), self.at["A1"].stop))
+        for places, name in self.results:
+            found[:, self.at[name]] = of_x[:, places]
+        for places, name in self.added:
+            found[:, self.at[name]] = of_x[:, places] / (self.rule.beta * h**2)
+        return found
+
+    def step(self, t0: float, t: float, planned: float, start: Array, x0: Array) -> MotionStep:
+        """Take a step from t0 to t, in place of one of length `planned`; x0 are the variables at t0.
 
         Raises
         ------
@@ -147,33 +186,35 @@ class Scheme:
             Newton's method does not converge; the equations are not finite; the tangent is singular.
         """
         n, h = self.n, t - t0
-        q, v, a = start[:n], start[n : 2 * n], start[2 * n : 3 * n]
         if h <= SHORT_SHARE * planned:
-            return self._explicit(t, h, planned, start)
-        scale = self.rule.beta * h**2
-        y = self._newton(t, h, start, np.concatenate((q + h * v + h**2 / 2 * a, scale * multipliers)))
-        arguments = self.arguments(t, h, start, y)
-        right, matrix = self.motion.velocities(*arguments)
+            return self._explicit(t, h, planned, start, x0)
+        y = self._newton(t, h, start, self._predicted(h, start, x0))
+        right, base, matrix = self.motion.velocities(*self.arguments(t, h, start, y))
         solve = self._factorised(matrix, t)
-        velocities = solve(right)
-        arguments = self.arguments(t, h, start, np.concatenate((y, velocities[:n])))
-        accelerations = solve(self.motion.accelerations(*arguments)[0])
-        unknowns = np.concatenate((y, velocities, accelerations))
-        if not all_finite(unknowns):
+        y = np.concatenate((y, base + solve(right)))
+        right, base, at_old = self.motion.accelerations(*self.arguments(t, h, start, y))
+        y = np.concatenate((y, base + solve(right), at_old))
+        if not all_finite(y):
             raise self._not_finite(t)
+        q, v, a = (y[self.at[name]] for name in "qva")
         new, old, older = self.rule.next_auxiliary()
-        b = new * accelerations[:n] + old * a + older * start[3 * n :]
-        end = np.concatenate((y[:n], velocities[:n], accelerations[:n], b))
-        x = np.zeros(self.equations.n)
-        x[self.motion.q], x[self.motion.v], x[self.motion.a] = end[:n], end[n : 2 * n], end[2 * n : 3 * n]
-        x[self.motion.multipliers] = y[n:] / scale + accelerations[n:]
-        return MotionStep(t, h, planned, start, unknowns, end, x)
+        b = new * a + old * start[2 * n : 3 * n] + older * start[3 * n :]
+        return MotionStep(t, h, planned, start, y, np.concatenate((q, v, a, b)), self.variables(h, y))
 
-    def _explicit(self, t: float, h: float, planned: float, start: Array) -> MotionStep:
+    def _predicted(self, h: float, start: Array, x: Array) -> Array:
+        """The first guess of Newton's method."""
+        n, scale = self.n, self.rule.beta * h**2
+        q, v, a = start[:n], start[n : 2 * n], start[2 * n : 3 * n]
+        poses, twists, rates, wrenches = (x[places] for places in self.motion.inner)
+        multipliers = scale * x[self.motion.multipliers]
+        inner = (poses + h * twists + h**2 / 2 * rates, h * (twists + h * rates), scale * rates, scale * wrenches)
+        return np.concatenate((q + h * v + h**2 / 2 * a, multipliers, *inner))
+
+    def _explicit(self, t: float, h: float, planned: float, start: Array, x0: Array) -> MotionStep:
         """A step of second order in positions and velocities, to consistent accelerations and multipliers."""
         n = self.n
         q, v, a = start[:n], start[n : 2 * n], start[2 * n : 3 * n]
-        x = np.zeros(self.equations.n)
+        x = x0.copy()
         x[self.motion.q], x[self.motion.v] = q + h * v + h**2 / 2 * a, v + h * a
         x[self.motion.a] = a
         x = completed(self.equations, t, x, self.memory, self.p)[0]
@@ -236,7 +277,9 @@ class Scheme:
     def linearised(self, step: MotionStep) -> Linearised | ExplicitLinearised:
         """The derivatives of a step."""
         if not step.unknowns.size:
-            return ExplicitLinearised(self, step, *by_state(self.equations, step.t, step.x, self.memory, self.p))
+            return ExplicitLinearised(
+                self, step, AlgebraicDerivatives(self.equations, step.t, step.x, self.memory, self.p)
+            )
         by_y, by_s, by_p, by_m = self.motion.linearised(*self.arguments(step.t, step.h, step.start, step.unknowns))
         return Linearised(self, step, self._factorised(by_y, step.t), by_s, by_p, by_m)
 
@@ -260,25 +303,20 @@ class Linearised:
 
     def of_end(self, dy: Array, start: Array) -> tuple[Array, Array]:
         """ds and dx at the end from dY and ds at the start."""
-        scheme, motion, n, m = self.scheme, self.scheme.motion, self.scheme.n, self.scheme.m
-        q, v, a = dy[:n], dy[n + m : 2 * n + m], dy[2 * (n + m) : 3 * n + 2 * m]
+        scheme, n = self.scheme, self.scheme.n
+        q, v, a = (dy[scheme.at[name]] for name in "qva")
         new, old, older = scheme.rule.next_auxiliary()
-        x = np.zeros((scheme.equations.n, dy.shape[1]))
-        x[motion.q], x[motion.v], x[motion.a] = q, v, a
-        x[motion.multipliers] = dy[n : n + m] / (scheme.rule.beta * self.step.h**2) + dy[3 * n + 2 * m :]
-        return np.vstack((q, v, a, new * a + old * start[2 * n : 3 * n] + older * start[3 * n :])), x
+        b = new * a + old * start[2 * n : 3 * n] + older * start[3 * n :]
+        return np.vstack((q, v, a, b)), scheme.variables(self.step.h, dy)
 
     def backward(self, end: Array, x: Array) -> tuple[Array, Array, Array]:
         """Cotangents (k, 4 n) of the start, (k, n_p) and (k, n_m), from those of the end and of x there."""
-        scheme, motion, n, m = self.scheme, self.scheme.motion, self.scheme.n, self.scheme.m
+        scheme, n = self.scheme, self.scheme.n
         new, old, older = scheme.rule.next_auxiliary()
-        y = np.zeros((len(end), 3 * (n + m)))
-        b = end[:, 3 * n :]
-        y[:, :n] = end[:, :n] + x[:, motion.q]
-        y[:, n : n + m] = x[:, motion.multipliers] / (scheme.rule.beta * self.step.h**2)
-        y[:, 3 * n + 2 * m :] = x[:, motion.multipliers]
-        y[:, n + m : 2 * n + m] = end[:, n : 2 * n] + x[:, motion.v]
-        y[:, 2 * (n + m) : 3 * n + 2 * m] = end[:, 2 * n : 3 * n] + x[:, motion.a] + new * b
+        y, b = scheme.of_unknowns(self.step.h, x), end[:, 3 * n :]
+        y[:, scheme.at["q"]] += end[:, :n]
+        y[:, scheme.at["v"]] += end[:, n : 2 * n]
+        y[:, scheme.at["a"]] += end[:, 2 * n : 3 * n] + new * b
         weight = -self.solve(y.T, transposed=True).T
         start = np.asarray(weight @ self.by_start)
         start[:, 2 * n : 3 * n] += old * b
@@ -288,13 +326,11 @@ class Linearised:
 
 @dataclass(frozen=True, eq=False)
 class ExplicitLinearised:
-    """The same of an explicit step; `by_y`, `by_p` and `by_memory` are the derivatives of z at its end."""
+    """The same of an explicit step."""
 
     scheme: Scheme
     step: MotionStep
-    by_y: Array
-    by_p: Array
-    by_memory: Array
+    at_end: AlgebraicDerivatives
 
     def forward(self, start: Array, p: Array, memory: Array) -> tuple[Array, Array]:
         """See `Linearised.forward`."""
@@ -303,7 +339,7 @@ class ExplicitLinearised:
         x = np.zeros((self.scheme.equations.n, start.shape[1]))
         x[motion.q], x[motion.v] = q + h * v + h**2 / 2 * a, v + h * a
         ny = self.scheme.equations.n_differential
-        x[ny:] = self.by_y @ x[:ny] + self.by_p @ p + self.by_memory @ memory
+        x[ny:] = self.at_end.forward(x[:ny], p, memory)
         return np.vstack((x[motion.q], x[motion.v], x[motion.a], x[motion.a])), x
 
     def backward(self, end: Array, x: Array) -> tuple[Array, Array, Array]:
@@ -313,8 +349,8 @@ class ExplicitLinearised:
         of_x[:, motion.q] += end[:, :n]
         of_x[:, motion.v] += end[:, n : 2 * n]
         of_x[:, motion.a] += end[:, 2 * n : 3 * n] + end[:, 3 * n :]
-        of_z = of_x[:, ny:]
-        of_y = of_x[:, :ny] + of_z @ self.by_y
+        by_y, by_p, by_m = self.at_end.backward(of_x[:, ny:])
+        of_y = of_x[:, :ny] + by_y
         q, v = of_y[:, motion.q], of_y[:, motion.v]
         start = np.hstack((q, v + h * q, h**2 / 2 * q + h * v, np.zeros_like(q)))
-        return start, of_z @ self.by_p, of_z @ self.by_memory
+        return start, by_p, by_m

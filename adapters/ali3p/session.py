@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.adapters.ali3p.scheme import RULES, MotionStep, Scheme, by_state, derivatives
+from dae_hybrid.adapters.ali3p.scheme import RULES, AlgebraicDerivatives, MotionStep, Scheme, derivatives
 from dae_hybrid.errors import DaeHybridError, StepSizeError
 from dae_hybrid.method import AUTO, DENSE_COLUMNS, Method
 from dae_hybrid.numerics.arrays import Array
@@ -85,7 +85,7 @@ class Ali3pSession:
     def steps(self, task: SegmentTask, scheme: Scheme, end: float) -> Iterator[MotionStep]:
         """Take the steps of a segment, fixed or with error control, up to `end`."""
         control = self.options.fixed_step is None
-        t, start, multipliers = task.t0, scheme.state(task.x0), task.x0[scheme.motion.multipliers]
+        t, start, x = task.t0, scheme.state(task.x0), task.x0
         longest = self.options.max_step or np.inf
         h = self.options.fixed_step or self.options.first_step or FIRST_SHARE * (task.t_stop - task.t0)
         count = 0
@@ -97,7 +97,7 @@ class Ali3pSession:
             last = (end - t) <= h * (1 + LAST_STEP_SHARE)
             target = end if last else t + h if control else t_next
             try:
-                step = scheme.step(t, target, h, start, multipliers)
+                step = scheme.step(t, target, h, start, x)
                 error = self._error(task, scheme, step) if control else 0.0
             except DaeHybridError:
                 if not control or h <= MIN_STEP_SHARE * (task.t_stop - task.t0):
@@ -123,7 +123,7 @@ class Ali3pSession:
             if self._counts["steps"] > self.options.max_steps:
                 raise step_limit(self.options.max_steps, mode=task.equations.name, time=t)
             yield step
-            t, start, multipliers = step.t, step.end, step.x[scheme.motion.multipliers]
+            t, start, x = step.t, step.end, step.x
 
     def _error(self, task: SegmentTask, scheme: Scheme, step: MotionStep) -> float:
         """Return the estimated local error of positions and velocities, in tolerances (Zienkiewicz and Xie 1991)."""
@@ -213,9 +213,8 @@ def _interpolated(nodes: Array, values: Array, times: Array, shape: tuple[int, .
 
 def _through_algebraic(e: Equations, t: float, x: Array, m: Array, p: Array, of_x: Array) -> tuple[Array, Array, Array]:
     """Cotangents of y, p and m from those of x = (y, z), with z from the algebraic equations."""
-    by_y, by_p, by_m = by_state(e, t, x, m, p)
-    of_z = of_x[:, e.n_differential :]
-    return of_x[:, : e.n_differential] + of_z @ by_y, of_z @ by_p, of_z @ by_m
+    by_y, by_p, by_m = AlgebraicDerivatives(e, t, x, m, p).backward(of_x[:, e.n_differential :])
+    return of_x[:, : e.n_differential] + by_y, by_p, by_m
 
 
 def _at_start(scheme: Scheme, t: float, start: Array, of_start: Array, m: Array, p: Array) -> Array:
@@ -301,8 +300,7 @@ class _MotionSegment:
         """Return the last step, cut at t."""
         if self.step is None:
             raise AssertionError("no step has been taken")
-        before = self.x0[self.scheme.motion.multipliers]
-        return self.scheme.step(self.t0, t, self.step.planned, self.step.start, before)
+        return self.scheme.step(self.t0, t, self.step.planned, self.step.start, self.x0)
 
     # -- the loop -------------------------------------------------------------------------------------------
 
@@ -387,7 +385,8 @@ class _MotionSegment:
         h, s = self.t - self.t0, ((t - self.t0) / (self.t - self.t0)).reshape(-1, *[1] * start.ndim)
         motion = self.scheme.motion
         found = start + s * (end - start)
-        for at, rate in ((motion.q, motion.v), (motion.v, motion.a)):
+        poses, twists, rates, _ = motion.inner
+        for at, rate in ((motion.q, motion.v), (motion.v, motion.a), (poses, twists), (twists, rates)):
             change = end[at] - start[at]
             first, last = h * start[rate] - change, change - h * end[rate]
             found[:, at] += s * (1 - s) * ((1 - s) * first + s * last)

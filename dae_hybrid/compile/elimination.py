@@ -28,6 +28,8 @@ def solve_explicitly(k: ca.SX, z: ca.SX, largest: int) -> tuple[ca.SX, ca.SX] | 
     as in ``sigma(...) - z``. If this does not determine all variables, the rest is decomposed into block triangular
     form; blocks of up to `largest` equations that are affine in their variables are solved together.
     """
+    if k.numel() > MAX_AFFINE_UNKNOWNS and any(len(rows) > largest for rows, _ in blocks(ca.jacobian_sparsity(k, z))):
+        return None  # substitution would leave such a block as it is
     solution, rows, columns = by_substitution(k, z)
     poles = ca.SX(0, 1)
     if not columns:

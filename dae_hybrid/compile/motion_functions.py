@@ -5,14 +5,19 @@ and ``Phi = 0`` with a* and v* from the integration rule; the penalty alone dete
 both equations are solved by Newton's method with the exact tangent. The projections (eq. 10 and 11, without iteration)
 are saddle-point systems with the matrix ``[P, Phi_q^T; Phi_q, -1 / (varsigma alpha)]``: the matrix
 ``P + varsigma alpha Phi_q^T Phi_q`` of the paper would lose nine digits for alpha = 1e9.
+
+In a large tree of bodies M and Phi_q are not written out: products with them are the recursions of the tree, whose
+intermediate results, poses to wrenches, are further unknowns of each of the three systems.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import casadi as ca
 import numpy as np
+from numpy.typing import NDArray
 
 from dae_hybrid.codegen.casadi_tools import dense, jacobian
 from dae_hybrid.codegen.kernels import Kernel
@@ -35,65 +40,101 @@ def motion_equations(mode: ModeFunctions, stated: MotionStatement) -> MotionEqua
     s = symbols_for([mode.flow, own], lowering.n, mode.nm, mode.np)
     kind = s.kind
     layout = Layout.of((d.name, d.size) for d in lowering.variables)
-    q_at, v_at, a_at, l_at = (
-        np.concatenate([np.zeros(0, dtype=np.intp), *(np.arange(layout[k].start, layout[k].stop) for k in names)])
-        for names in (stated.q, stated.v, stated.a, stated.multipliers)
-    )
-    n, m = q_at.size, l_at.size
 
-    def equations(q: Any, v: Any, a: Any, multipliers: Any) -> tuple[Any, Any, list[Any]]:
-        """Balance of forces, constraints on accelerations, and [phi, P] at a point."""
+    def places(names: Sequence[str]) -> NDArray[np.intp]:
+        parts = [np.arange(layout[k].start, layout[k].stop) for k in names]
+        return np.concatenate([np.zeros(0, dtype=np.intp), *parts])
+
+    q_at, v_at, a_at, l_at = (places(names) for names in (stated.q, stated.v, stated.a, stated.multipliers))
+    inner_at = tuple(places(names) for names in stated.inner)
+    n, m, k = q_at.size, l_at.size, inner_at[0].size
+
+    def equations(q: Any, v: Any, a: Any, multipliers: Any, inner: Any) -> tuple[Any, Any, list[Any], list[Any]]:
+        """Balance of forces, constraints on accelerations, equations of inner variables by group, and [phi, P]."""
         x = kind.zeros(lowering.n, 1)
-        for at, value in ((q_at, q), (v_at, v), (a_at, a), (l_at, multipliers)):
+        for at, value in zip((q_at, v_at, a_at, l_at, *inner_at), (q, v, a, multipliers, *inner), strict=True):
             x = _placed(kind, x, at, value)
         rows = mode.flow(s.t, x, s.m, s.p)
-        last = rows.numel()
-        return rows[last - n - m : last - m, :], rows[last - m :, :], list(own.call([s.t, x, s.m, s.p]))
+        last = rows.numel() - n - m
+        groups = [rows[last - (4 - i) * k : last - (3 - i) * k, :] for i in range(4)]
+        return rows[last : last + n, :], rows[last + n :, :], groups, list(own.call([s.t, x, s.m, s.p]))
 
-    start, rule = kind.sym("s", 4 * n), kind.sym("c", 5)
+    def symbols(names: str, *sizes: int) -> list[Any]:
+        return [kind.sym(name, size) for name, size in zip(names.split(), sizes, strict=True)]
+
+    start, rule = symbols("s c", 4 * n, 5)
     h, beta, gamma, alpha_m, alpha_f = (rule[i] for i in range(5))
     q0, v0, a0, b0 = (start[i * n : (i + 1) * n] for i in range(4))
-    q, mu, v, sigma, a, kappa = (
-        kind.sym(name, size) for name, size in zip(("q", "mu", "v", "sigma", "a", "kappa"), (n, m) * 3, strict=True)
-    )
+    q, mu, X, U_new, A_new, R_new = one = symbols("q mu X U0 A0 R0", n, m, k, k, k, k)
+    v, _, U, _ = two = symbols("v sigma U W", n, m, k, k)
+    three = symbols("a kappa A K", n, m, k, k)
+    at_a_new = kind.sym("A1", k)
     scale = beta * h**2
     b_new = (q - q0 - h * v0) / scale - (0.5 / beta - 1) * b0
     v_new = v0 + h * ((1 - gamma) * b0 + gamma * b_new)
     a_new = ((1 - alpha_m) * b_new + alpha_m * b0 - alpha_f * a0) / (1 - alpha_f)
-    balance, _, (phi, *matrix) = equations(q, v_new, a_new, mu / scale)
-    phi_q, phi_t = jacobian(phi, q), jacobian(phi, s.t)
-    projection = ca.reshape(matrix[0], n, n) if matrix else jacobian(equations(q, v, a, mu)[0], a)
+    u_new = U_new / h
+    inner = (X, u_new, A_new / scale, R_new / scale)
+    balance, _, groups, (phi, *matrix) = equations(q, v_new, a_new, mu / scale, inner)
+    scaled = [scale_of * group for scale_of, group in zip((1, h, scale, scale), groups, strict=True)]
+    first = ca.vertcat(scale * balance, phi, *scaled)
     penalty = stated.projection_penalty  # 0 leaves the projections out
     firm, soft = penalty / (1 + penalty), 1 / (1 + penalty)
-    of_a = equations(q, v, a, mu)[1]
-    first = ca.vertcat(scale * balance, phi)
-    second = ca.vertcat(projection @ (v - v_new) + phi_q.T @ sigma, firm * (phi_q @ v + phi_t) - soft * sigma)
-    third = ca.vertcat(projection @ (a - a_new) + phi_q.T @ kappa, firm * of_a - soft * kappa)
+    phi_t = jacobian(phi, s.t)
+
+    def projected(change: Any, off: Any) -> Any:
+        """Equations of a projection: its change (of v or a, multipliers, inner variables), and the violation before."""
+        unknowns = symbols("a l A W", n, m, k, k)
+        forces, along, (_, _, rates, wrenches), _ = equations(q, v, unknowns[0], unknowns[1], (X, U, *unknowns[2:]))
+        rows = ca.vertcat(forces, firm * along, rates, wrenches)
+        found = ca.jtimes(rows, ca.vertcat(*unknowns), change)
+        if matrix:
+            other = ca.reshape(matrix[0], n, n) @ change[:n, :] - ca.jtimes(forces, unknowns[0], change[:n, :])
+            found += ca.vertcat(other, kind.zeros(m + 2 * k, 1))
+        return found + ca.vertcat(kind.zeros(n, 1), firm * off - soft * change[n : n + m, :], kind.zeros(2 * k, 1))
+
+    def before(rates: Any, inner_rates: Any) -> Any:
+        """The unknowns of a projection if nothing is projected."""
+        return ca.vertcat(rates, kind.zeros(m, 1), inner_rates, kind.zeros(k, 1))
+
+    of_v = ca.jtimes(phi, ca.vertcat(q, X), ca.vertcat(v_new, u_new)) + phi_t
+    of_a = equations(q, v, a_new, kind.zeros(m, 1), (X, U, at_a_new, kind.zeros(k, 1)))
+    second = projected(ca.vertcat(*two) - before(v_new, u_new), of_v)
+    third = projected(ca.vertcat(*three) - before(a_new, at_a_new), of_a[1])
+    recursion = of_a[2][2]  # of the rates of twists that belong to a_new
+    explicit = _by_recursion(recursion, at_a_new)
+    change = kind.sym("change", n + m + 2 * k)
+    of_change = [projected(change, off) for off in (of_v, ca.substitute(of_a[1], at_a_new, explicit))]
+    right = [-ca.substitute(value, change, kind.zeros(change.numel(), 1)) for value in of_change]
 
     def kernel(name: str, parts: list[Any], columns: list[Any], matrices: list[Any]) -> Kernel:
         values = [*map(dense, columns), *map(compact, matrices)]
         inputs = [s.t, rule, start, ca.vertcat(*parts), s.m, s.p]
         return Kernel(ca.Function(name, inputs, values), range(len(columns), len(values)))
 
-    def at_zero(equation: Any, *unknowns: Any) -> Any:
-        return -ca.substitute(equation, ca.vertcat(*unknowns), kind.zeros(n + m, 1))
-
-    every = [q, mu, v, sigma, a, kappa]
-    whole = ca.vertcat(first, second, third)
+    every = [*one, *two, *three, at_a_new]
+    whole = ca.vertcat(first, second, third, recursion)
+    names = layout.labels()
     return MotionEquations(
-        q_at, v_at, a_at, l_at,
-        newton=kernel("newton", [q, mu], [first], [jacobian(first, ca.vertcat(q, mu))]),
-        velocities=kernel(
-            "velocities", [q, mu], [at_zero(second, v, sigma)], [jacobian(second, ca.vertcat(v, sigma))]
-        ),
-        accelerations=kernel("accelerations", [q, mu, v], [at_zero(third, a, kappa)], []),
+        q_at, v_at, a_at, l_at, inner_at,
+        newton=kernel("newton", one, [first], [jacobian(first, ca.vertcat(*one))]),
+        velocities=kernel("velocities", one, [right[0], before(v_new, u_new)], [jacobian(of_change[0], change)]),
+        accelerations=kernel("accelerations", [*one, *two], [right[1], before(a_new, explicit), explicit], []),
         linearised=kernel(
             "linearised", every, [], [jacobian(whole, u) for u in (ca.vertcat(*every), start, s.parameters, s.m)]
         ),
         newmark=stated.newmark,
         spectral_radius=stated.spectral_radius,
-        labels=(*(layout.labels()[i] for i in q_at), *(layout.labels()[i] for i in l_at)),
+        labels=tuple(names[i] for i in np.concatenate((q_at, l_at, *inner_at))),
     )  # fmt: skip
+
+
+def _by_recursion(equations: Any, variables: Any) -> Any:
+    """The solution of affine equations in which every variable depends on those before it."""
+    if not variables.numel():
+        return variables
+    at_zero = ca.substitute(equations, variables, type(variables).zeros(variables.numel()))
+    return -ca.solve(ca.jacobian(equations, variables), at_zero)
 
 
 def _placed(kind: Any, x: Any, at: Any, value: Any) -> Any:

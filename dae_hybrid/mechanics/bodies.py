@@ -22,9 +22,18 @@ if TYPE_CHECKING:
     from dae_hybrid.mechanics.mechanism import Mechanism
 
 
+#: number of bodies whose motion is an expression in the joint coordinates; further ones have variables for it
+WRITTEN_OUT = 8
+
+
 def perpendicular(vector: Any) -> ca.MX:
     """The vector turned by a right angle: the velocity ``omega x r`` for omega = 1."""
     return ca.vertcat(-vector[1], vector[0])
+
+
+def cross(arm: ca.MX, force: ca.MX) -> ca.MX:
+    """Moment of a force."""
+    return arm[0] * force[1] - arm[1] * force[0]
 
 
 def pair(what: str, value: Any) -> ca.MX:
@@ -171,6 +180,52 @@ class Prismatic(Joint):
 
 
 @dataclass(frozen=True, eq=False)
+class Lifted(Statement):
+    """The motion of a body as variables of its own, each (3, 1): of its frame's origin, and angular.
+
+    In a large tree they keep the equations sparse: each depends on the parent alone, not on the whole path to the
+    ground.
+    """
+
+    pose: ca.MX
+    twist: ca.MX  # the rate of the pose
+    twist_rate: ca.MX
+    wrench: ca.MX  # force and moment on the body from its joint, about the reference point
+    stated: tuple[ca.MX, ca.MX, ca.MX]  # the first three in terms of the motion of the parent and of the joint
+
+    @classmethod
+    def declare(cls, mechanism: Mechanism, name: str, frame: Frame) -> Lifted:
+        """Declare the variables of a body, whose frame is given in terms of the parent."""
+        of, origin = f"of body '{name}'", frame.origin
+        pose, twist, twist_rate, wrench = (
+            mechanism.algebraic(f"{what}_{name}", size=3, description=f"{text} {of}")
+            for what, text in (
+                ("pose", "position and angle"),
+                ("twist", "velocity and angular velocity"),
+                ("twist_rate", "acceleration and angular acceleration"),
+                ("wrench", "force and moment on the joint"),
+            )
+        )
+        stated = (
+            ca.vertcat(origin.position, frame.angle),
+            ca.vertcat(origin.velocity, frame.omega),
+            ca.vertcat(origin.acceleration, frame.alpha),
+        )
+        return cls(pose, twist, twist_rate, wrench, stated)
+
+    @property
+    def motion(self) -> tuple[ca.MX, ca.MX, ca.MX]:
+        """The pose and its first two derivatives."""
+        return self.pose, self.twist, self.twist_rate
+
+    def frame(self, name: str) -> Frame:
+        """The frame of the body in terms of the variables."""
+        angle, omega, alpha = (value[2] for value in self.motion)
+        origin = Point.on(name, (self.pose[:2], self.twist[:2], self.twist_rate[:2]))
+        return Frame(angle, omega, alpha, origin)
+
+
+@dataclass(frozen=True, eq=False)
 class Body(Statement):
     """A rigid body; created by `Mechanism.body`."""
 
@@ -183,6 +238,7 @@ class Body(Statement):
     inertia: ca.MX
     frame: Frame
     center: Point
+    lifted: Lifted | None
 
     @property
     def parent(self) -> Body | None:
@@ -195,6 +251,29 @@ class Body(Statement):
         point = self.frame.point(local, name or f"{self.name}({x}, {y})", self)
         self.owner.links.append(Link("bar", self.joint.at, point))
         return point
+
+    def wrench(self, place: ca.MX, force: ca.MX) -> ca.MX:
+        """Force and moment about the origin of the frame, (3, 1), of a force that acts at a place."""
+        return ca.vertcat(force, cross(place - self.frame.origin.position, force))
+
+
+class WrittenOut:
+    """Expressions in terms of the joint coordinates and their rates, without the variables of bodies."""
+
+    def __init__(self, bodies: Iterable[Body]) -> None:
+        self._values: dict[int, tuple[ca.MX, ca.MX]] = {}  # by hash: symbol and its value
+        for lifted in (body.lifted for body in bodies):
+            if lifted is not None:
+                values = self(list(lifted.stated))
+                self._values |= {s.__hash__(): (s, v) for s, v in zip(lifted.motion, values, strict=True)}
+
+    def __call__(self, expressions: list[ca.MX]) -> list[ca.MX]:
+        """The expressions with the motion of every body written out."""
+        used = {s.__hash__() for s in ca.symvar(ca.veccat(ca.MX(0, 1), *expressions))} & self._values.keys()
+        if not used:
+            return expressions
+        old, new = zip(*(self._values[key] for key in used), strict=True)
+        return list(ca.substitute(expressions, list(old), list(new)))
 
 
 class Tree:
@@ -268,6 +347,9 @@ class Tree:
         )  # fmt: skip
         moved = joint.moved(z, mechanism.velocity(z), mechanism.acceleration(z))
         frame = Frame(moved.angle, moved.omega, moved.alpha, moved.point(-local, name))
+        lifted = Lifted.declare(mechanism, name, frame) if len(self.bodies) >= WRITTEN_OUT else None
+        if lifted is not None:
+            frame = lifted.frame(name)
         at = frame.point(middle, f"center of {name}")
-        self.bodies[name] = Body(name, mechanism, joint, z, mechanism.velocity(z), mass, inertia, frame, at)
+        self.bodies[name] = Body(name, mechanism, joint, z, mechanism.velocity(z), mass, inertia, frame, at, lifted)
         return self.bodies[name]

@@ -84,6 +84,13 @@ class Configuration:
         motion = self.equations.motions[self.start.mode]
         return self._solved(motion, q, loose) if loose and motion.m else q
 
+    @cached_property
+    def poses(self) -> dict[str, ca.MX]:
+        """Poses of bodies at the initial positions, by name of the variable."""
+        symbols = [body.lifted.pose for body in self.equations.mechanism.bodies.values() if body.lifted is not None]
+        values = self.evaluate(self.equations.written_out(symbols), self.q)
+        return {symbol.name(): ca.MX(ca.DM(value)) for symbol, value in zip(symbols, values, strict=True)}
+
     def _solved(self, motion: Motion, q: Array, loose: list[int]) -> Array:
         q, constraints = q.copy(), self._evaluator([motion.phi, motion.phi_q])
         for _ in range(50):
@@ -106,7 +113,7 @@ class Configuration:
         """
         start = self.start.mode
         for mode, motion in self.equations.motions.items():
-            if not self._follows_inputs(motion.mass):
+            if not self._follows_inputs(motion.sparse.impulse_balance(motion.v, [])[0]):
                 self._check_mass(mode, motion)
             if not motion.m or self._follows_inputs(motion.phi):
                 continue
@@ -162,8 +169,16 @@ class Configuration:
             remedy="They cannot hold together." if off else "One of them follows from the others: leave it out.",
         )
 
+    def _mass(self, motion: Motion) -> Array:
+        """The mass matrix at the initial positions, (n, n)."""
+        jump = ca.MX.sym("jump", motion.n)
+        momentum = self.equations.written_out([motion.sparse.impulse_balance(jump, [])[0]])
+        symbols, values = self._fixed
+        function = ca.Function("momentum", [jump, self.equations.q, *symbols], momentum)
+        return np.asarray(function(ca.DM.eye(motion.n), ca.DM(self.q), *values))
+
     def _check_mass(self, mode: str, motion: Motion) -> None:
-        (mass,) = self.evaluate([motion.mass], self.q)
+        mass = self._mass(motion)
         if not np.all(np.isfinite(mass)):
             return
         if np.abs(mass - mass.T).max() > MET * np.abs(mass).max():

@@ -13,6 +13,7 @@ from dae_hybrid.errors import ModelError
 from dae_hybrid.mechanics.declared import Continuous, Event, Impact, Inelastic, Restitution, VelocityJump
 from dae_hybrid.mechanics.equations import EquationsOfMotion
 from dae_hybrid.mechanics.formulations import Formulation, Index2, Penalty
+from dae_hybrid.mechanics.kinematics import Labelled, Push
 from dae_hybrid.mechanics.reduction import Partition
 from dae_hybrid.statement.expressions import expression
 from dae_hybrid.statement.model import HybridModel
@@ -125,6 +126,8 @@ class LoweredEvent:
     def _at_target(self, value: ca.MX) -> ca.MX:
         """An expression evaluated with the positions and the memory after the event."""
         updated = [self.mechanism.lookup(name, "memory").symbol for name in self.updates]
+        if self._moves_bodies:
+            (value,) = self.equations.written_out([value])
         return ca.substitute([value], [*updated, self.equations.q], [*self.updates.values(), self.places])[0]
 
     # -- the reset ----------------------------------------------------------------------------------------
@@ -172,19 +175,39 @@ class LoweredEvent:
         else:
             after = model.unknown(f"v_after_{self.event.name}", size=motion.n)
             equations += [model.post(partition.w) - selection @ after]
-        phi_q, phi_t, mass = (self._at_target(e) for e in (motion.phi_q, motion.phi_t, motion.mass))
+        phi_q, phi_t = (self._at_target(e) for e in (motion.phi_q, motion.phi_t))
         impulses = [self._impulse(name) for name in self.equations.active(self.target)]
-        own, laws = self._own_impulse(after)
-        balance = mass @ (after - self.speeds) - own
-        if impulses:
-            balance += phi_q.T @ ca.vertcat(*impulses)
-        equations += [("balance of impulses", balance), *(("law of the impact", law) for law in laws)]
+        pushes = [(motion.sparse.phi, ca.vertcat(*impulses))] if impulses else []
+        own, further, laws = self._own_impulse(after)
+        balance, definitions = self._balance(after - self.speeds, [*pushes, *further])
+        equations += [*definitions, ("balance of impulses", balance - own)]
+        equations += [("law of the impact", law) for law in laws]
         form = self.formulation
         if not isinstance(form, Index2):
             equations.append(("velocity constraints after the impact", phi_q @ after + phi_t))
         if not self._keeps_positions:
             equations += self._conditions()
         return equations
+
+    def _balance(self, jump: ca.MX, pushes: list[Push]) -> tuple[ca.MX, list[Labelled]]:
+        """M jump + sum of phi_q^T impulses at the target, and equations of further unknowns."""
+        name = self.event.name
+        of_jump = ca.MX.sym("jump", jump.shape)  # keeps the values before the event out of `_at_target`
+        balance, definitions = self.motion.sparse.impulse_balance(
+            of_jump, pushes, lambda what, size: self.model.unknown(f"{what}_{name}", size=size)
+        )
+        labels = [label for label, _ in definitions]
+        rows = [balance, *(row for _, row in definitions)]
+        balance, *rows = ca.substitute([self._at_target(row) for row in rows], [of_jump], [jump])
+        return balance, list(zip(labels, rows, strict=True))
+
+    @cached_property
+    def _moves_bodies(self) -> bool:
+        """Whether poses of bodies jump: by a reset of positions, or by memory that places the ground."""
+        stated = ca.veccat(
+            ca.MX(0, 1), *(s for b in self.mechanism.bodies.values() if b.lifted for s in b.lifted.stated)
+        )
+        return bool(self._moved) or bool(self.updates.keys() & {s.name() for s in ca.symvar(stated)})
 
     def _conditions(self) -> list[tuple[str, ca.MX]]:
         """New constraints that no other part of the transition checks."""
@@ -193,7 +216,7 @@ class LoweredEvent:
         after = self.equations.active(self.target)
         rows = []
         for name in after if self._moved else self.gained:
-            phi = self._at_target(after[name].phi)
+            phi = self._at_target(*self.equations.written_out([after[name].phi]))
             if not self._is_met(phi):
                 rows.append((f"constraint '{name}'", phi))
         return rows
@@ -204,7 +227,7 @@ class LoweredEvent:
         The guard is zero to rounding, and the constraints of the source up to the drift of the formulation.
         """
         guard = self.event.trigger.get("guard")
-        zeros = [ca.MX(0)] if guard is None else [expression("guard", guard, 1)]
+        zeros = [ca.MX(0)] if guard is None else self.equations.written_out([expression("guard", guard, 1)])
         before = self.equations.motions[self.event.source]
         if before.m:
             zeros += [*ca.vertsplit(before.phi), *ca.vertsplit(before.velocity)]
@@ -216,20 +239,23 @@ class LoweredEvent:
         self.model.declarations[symbol.name()] = self.mechanism.declarations[symbol.name()]
         return symbol
 
-    def _own_impulse(self, after: ca.MX) -> tuple[ca.MX, list[ca.MX]]:
-        """E P of all coordinates, and the law of the impact."""
+    def _own_impulse(self, after: ca.MX) -> tuple[ca.MX, list[Push], list[ca.MX]]:
+        """E P of coordinates, functions of positions with impulses along their normals, and the law of the impact."""
         event, impact = self.event, self.impact
+        nothing = ca.MX.zeros(self.motion.n, 1)
         if isinstance(impact, Restitution):
-            by_q, by_t = self._normal(impact)
+            distance, by_q, by_t = self._normal(impact)
             impulse = self._impulse(event)
             before = by_q @ self.speeds + by_t
             coefficient = expression(f"coefficient of event '{event.name}'", impact.coefficient, 1)
-            return by_q.T @ impulse, [by_q @ after + by_t + coefficient * before]
+            return nothing, [(distance, -impulse)], [by_q @ after + by_t + coefficient * before]
         if isinstance(impact, VelocityJump):
-            return self._jump(impact, after)
-        return ca.MX.zeros(self.motion.n, 1), []
+            own, laws = self._jump(impact, after)
+            return own, [], laws
+        return nothing, [], []
 
-    def _normal(self, impact: Restitution) -> tuple[ca.MX, ca.MX]:
+    def _normal(self, impact: Restitution) -> tuple[ca.MX, ca.MX, ca.MX]:
+        """The distance, and its derivatives by q and t at the target."""
         distance = self.event.trigger.get("guard") if impact.distance is None else impact.distance
         if distance is None:
             raise ModelError(
@@ -239,14 +265,15 @@ class LoweredEvent:
             )
         distance = expression(f"distance of event '{self.event.name}'", distance, 1)
         self.equations.check_places(f"The distance of the impact of event '{self.event.name}'", distance)
-        by_q, by_t = (ca.jacobian(distance, s) for s in (self.equations.q, self.mechanism.time))
+        (written_out,) = self.equations.written_out([distance])
+        by_q, by_t = (ca.jacobian(written_out, s) for s in (self.equations.q, self.mechanism.time))
         if not by_q.nnz():
             raise ModelError(
                 "Restitution: the guard does not depend on positions, so it gives no normal.",
                 transition=self.event.name,
                 remedy="Give Restitution(coefficient, distance=...), a distance that becomes zero at the impact.",
             )
-        return self._at_target(by_q), self._at_target(by_t)
+        return distance, self._at_target(by_q), self._at_target(by_t)
 
     def _jump(self, impact: VelocityJump, after: ca.MX) -> tuple[ca.MX, list[ca.MX]]:
         name, freedoms = self.event.name, self.motion.n - self.motion.m

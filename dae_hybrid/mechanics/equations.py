@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import casadi as ca
 import numpy as np
@@ -10,10 +11,15 @@ import numpy as np
 from dae_hybrid.compile.lowering import split
 from dae_hybrid.errors import ModelError
 from dae_hybrid.layout import Layout
+from dae_hybrid.mechanics.bodies import WrittenOut
 from dae_hybrid.mechanics.declared import Constraint, Share
 from dae_hybrid.mechanics.kinematics import Motion
+from dae_hybrid.mechanics.large import LargeMotion
 from dae_hybrid.mechanics.mechanism import Mechanism
-from dae_hybrid.mechanics.recursion import Reference, equations_of_motion
+from dae_hybrid.mechanics.recursion import LargeTree, Reference, equations_of_motion
+
+#: coordinates and a value for them
+Part = tuple[ca.MX, ca.MX]
 
 
 class EquationsOfMotion:
@@ -24,6 +30,7 @@ class EquationsOfMotion:
         self.coordinates = list(mechanism.coordinates.values())
         self.q, self.v, self.a = (ca.vertcat(*(getattr(c, k) for c in self.coordinates)) for k in "qva")
         self.labels = Layout.of((c.name, c.q.numel()) for c in self.coordinates).labels()
+        self.written_out = WrittenOut(mechanism.bodies.values())
 
     def active(self, mode: str) -> dict[str, Constraint]:
         """The constraints of a mode, by name."""
@@ -45,26 +52,39 @@ class EquationsOfMotion:
         """The equations of motion of one mode."""
         shares = [self.mechanism.share, self.mechanism.modes[mode].share]
         constraints = self.active(mode).values()
-        mass, force = self._mass_and_force(shares)
-        motion = Motion(
-            t=self.mechanism.time,
-            q=self.q,
-            v=self.v,
-            a=self.a,
-            mass=mass,
-            force=force,
-            phi=ca.vertcat(*(c.phi for c in constraints)) if constraints else ca.MX(0, 1),
-            multipliers=ca.vertcat(*(c.multiplier for c in constraints)) if constraints else ca.MX(0, 1),
-            labels=Layout.of((c.name, c.phi.numel()) for c in constraints).labels(),
-        )
+        empty = ca.MX(0, 1)
+        stated = ca.vertcat(*(c.phi for c in constraints)) if constraints else empty
+        (phi,) = self.written_out([stated])
+        common: dict[str, Any] = {
+            "t": self.mechanism.time, "q": self.q, "v": self.v, "a": self.a,
+            "multipliers": ca.vertcat(*(c.multiplier for c in constraints)) if constraints else empty,
+            "labels": Layout.of((c.name, c.phi.numel()) for c in constraints).labels(),
+        }  # fmt: skip
+        inertias, pulls, applied = self._parts(shares)
+        bodies = list(self.mechanism.bodies.values())
+        joints = ca.vertcat(empty, *(body.coordinate for body in bodies))
+        large = None
+        if any(body.lifted is not None for body in bodies):
+            tree, select = LargeTree(bodies, self.reference), self._selection([(joints, joints)])
+            mass, force = self._total(inertias, pulls)
+            large = LargeMotion(**common, phi=stated, mass=mass, force=force, tree=tree, applied=applied, select=select)
+            mass = force = empty  # those of the bodies are not written out
+        else:
+            if bodies:
+                own = equations_of_motion(bodies, applied, self.reference)
+                inertias, pulls = [*inertias, (joints, own[0])], [*pulls, (joints, own[1])]
+            mass, force = self._total(inertias, pulls)
+        motion = Motion(**common, phi=phi, mass=mass, force=force, large=large)
         for constraint in constraints:
             self.check_places(f"Constraint '{constraint.name}'", constraint.phi, mode)
             self._check_signals(constraint, mode)
-        self.check_places("A mass", motion.mass, mode)
+        for _, matrix in inertias:
+            self.check_places("A mass", matrix, mode)
         return motion
 
     def check_places(self, what: str, value: ca.MX, mode: str | None = None) -> None:
         """Refuse an expression that depends on more than positions, time, parameters and memory."""
+        (value,) = self.written_out([value])
         others = [s.name() for s in ca.symvar(value) if s.__hash__() in self._not_places]
         if others:
             raise ModelError(
@@ -96,27 +116,29 @@ class EquationsOfMotion:
         selected = ca.Function("place", [self.q], [columns])(ca.DM(range(self.q.numel())))
         return [int(i) for i in np.asarray(selected).ravel()]
 
-    def _mass_and_force(self, shares: list[Share]) -> tuple[ca.MX, ca.MX]:
-        """The mass matrix (n, n) and the forces (n, 1) of all coordinates."""
+    def _parts(self, shares: list[Share]) -> tuple[list[Part], list[Part], list[ca.MX]]:
+        """Blocks of the mass matrix and forces, by coordinates, and the wrench on every body."""
         inertias = [(i.rows, i.matrix) for share in shares for i in share.inertias]
         pulls = [pull for share in shares for pull in share.forces]
-        loads = [load for share in shares for load in share.loads]
         bodies = self.mechanism.bodies
+        applied = {id(body): ca.MX.zeros(3) for body in bodies.values()}
+        for body, wrench in (load for share in shares for load in share.loads):
+            applied[id(body)] += wrench
         for g, towards in (weight for share in shares for weight in share.weights):
             pulls += [(place, mass * g * towards) for share in shares for place, mass in share.weighed]
-            loads += [(body, body.center.position, body.mass * g * towards) for body in bodies.values()]
-        if bodies:
-            joints = ca.vertcat(*(body.coordinate for body in bodies.values()))
-            mass, force = equations_of_motion(bodies, loads, self.reference)
-            inertias.append((joints, mass))
-            pulls.append((joints, force))
+            for body in bodies.values():
+                applied[id(body)] += body.wrench(body.center.position, body.mass * g * towards)
+        return inertias, pulls, list(applied.values())
+
+    def _total(self, inertias: list[Part], pulls: list[Part]) -> tuple[ca.MX, ca.MX]:
+        """The mass matrix (n, n) and the forces (n, 1) of all coordinates."""
         n = self.q.numel()
         select = self._selection(inertias)
         mass = select @ ca.diagcat(*(matrix for _, matrix in inertias)) @ select.T if inertias else ca.MX(n, n)
         force = self._selection(pulls) @ ca.vertcat(*(force for _, force in pulls)) if pulls else ca.MX(n, 1)
         return mass, ca.densify(force)
 
-    def _selection(self, parts: list[tuple[ca.MX, ca.MX]]) -> ca.DM:
+    def _selection(self, parts: list[Part]) -> ca.DM:
         """The matrix that adds the values of parts, stacked, to those of all coordinates."""
         rows = [row for columns, _ in parts for row in self.places(columns)]
         return ca.DM.triplet(rows, list(range(len(rows))), ca.DM.ones(len(rows)), self.q.numel(), len(rows))

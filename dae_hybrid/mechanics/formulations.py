@@ -241,7 +241,7 @@ class ALI3P(Formulation):
 
     def closure(self, motion: Motion) -> ca.MX:
         """Equations for the accelerations and multipliers, which initial values and events satisfy."""
-        return ca.vertcat(motion.mass @ motion.a - motion.pull, motion.phi_q @ motion.a + motion.gamma)
+        return motion.saddle_point(-motion.gamma)
 
     def velocity_rates(self, motion: Motion) -> ca.MX:
         """The rates v' of all coordinates."""

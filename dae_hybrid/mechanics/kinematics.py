@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
 import casadi as ca
+
+#: an equation with its name in errors
+Labelled = tuple[str, ca.MX]
+#: functions of positions and their multipliers, whose force is ``-phi_q^T multipliers``
+Push = tuple[ca.MX, ca.MX]
+#: declares an unknown of a given name and size
+Declare = Callable[[str, int], ca.MX]
 
 #: largest number of coordinates for which accelerations are symbolic expressions
 SMALL = 12
@@ -29,6 +37,12 @@ class Motion:
     phi: ca.MX
     multipliers: ca.MX
     labels: tuple[str, ...]  # names of the rows of phi
+    large: Motion | None = None  # the same equations in sparse form, if a large tree of bodies has no mass matrix
+
+    @property
+    def sparse(self) -> Motion:
+        """The form of the equations that a mode states."""
+        return self.large or self
 
     @property
     def n(self) -> int:
@@ -76,15 +90,45 @@ class Motion:
         """The projection onto the directions of free motion, (n, n)."""
         return free_directions_function(self.m, self.n)(ca.densify(self.phi_q)) if self.m else ca.MX.eye(self.n)
 
-    def named(self, rates: bool = False) -> list[tuple[str, ca.MX]]:
+    def named(self, rates: bool = False) -> list[Labelled]:
         """The constraints, or their rates, with their names."""
         column, what = (self.velocity, "velocity constraint") if rates else (self.phi, "constraint")
         return [(f"{what} '{label}'", row) for label, row in zip(self.labels, rows_of(column), strict=True)]
 
     @property
+    def definitions(self) -> list[Labelled]:
+        """Equations of further variables."""
+        return []
+
+    @property
+    def inner(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the variables that have `definitions`: poses, twists, rates of twists, wrenches."""
+        return ((), (), (), ())
+
+    @property
+    def along_constraints(self) -> ca.MX:
+        """Phi_q a, (m, 1)."""
+        return self.phi_q @ self.a
+
+    def impulse_balance(
+        self,
+        jump: ca.MX,
+        pushes: list[Push],
+        declare: Declare | None = None,  # noqa: ARG002 - for large trees
+    ) -> tuple[ca.MX, list[Labelled]]:
+        """``M jump + sum of phi_q^T impulses``, (n, 1), with equations of the unknowns that `declare` declares."""
+        along = [ca.jacobian(phi, self.q).T @ impulses for phi, impulses in pushes]
+        return sum(along, self.mass @ jump), []
+
+    @property
     def balance(self) -> ca.MX:
         """Equations for the accelerations for given multipliers, (n, 1) (eq. 1)."""
-        return self.a - self.rates if self.is_small else self.mass @ self.a - self.pull
+        return self.a - self.rates if self.is_small else self.forces
+
+    @property
+    def forces(self) -> ca.MX:
+        """M a + Phi_q^T lambda - F, (n, 1)."""
+        return self.mass @ self.a - self.pull
 
     @property
     def rates(self) -> ca.MX:
@@ -101,10 +145,14 @@ class Motion:
         """Whether accelerations are symbolic expressions, whose size grows with the cube of the coordinates."""
         return self.n <= SMALL
 
+    def saddle_point(self, wanted: ca.MX, compliance: Any = 0.0) -> ca.MX:
+        """``M a + Phi_q^T lambda - F`` and ``Phi_q a - wanted - compliance lambda``."""
+        return ca.vertcat(self.forces, self.along_constraints - wanted - compliance * self.multipliers)
+
     def index1(self, wanted: ca.MX, compliance: Any = 0.0) -> ca.MX:
         """Equations for accelerations and multipliers with ``Phi_q a = wanted + compliance lambda`` (eq. 32)."""
         if not self.is_small:
-            return ca.vertcat(self.balance, self.phi_q @ self.a - wanted - compliance * self.multipliers)
+            return self.saddle_point(wanted, compliance)
         by_force = spd_solve(self.mass, ca.horzcat(self.force, self.phi_q.T))
         free, yielding = by_force[:, 0], by_force[:, 1:]
         matrix = self.phi_q @ yielding + compliance * ca.MX.eye(self.m)

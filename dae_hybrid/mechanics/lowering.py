@@ -10,6 +10,7 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.errors import ModelError, OptionError
+from dae_hybrid.mechanics.bodies import WRITTEN_OUT
 from dae_hybrid.mechanics.configuration import Configuration
 from dae_hybrid.mechanics.crossing import LoweredEvent
 from dae_hybrid.mechanics.equations import EquationsOfMotion
@@ -144,7 +145,7 @@ class Lowering:
         # multipliers of inactive constraints are zero, so that costs may use them in every mode
         active = self.equations.active(name)
         idle = [c.multiplier for key, c in self.mechanism.all_constraints().items() if key not in active]
-        algebraic = [*idle, self.formulation.closure(motion)]
+        algebraic = [*idle, *motion.sparse.definitions, self.formulation.closure(motion.sparse)]
         along = motion.phi_q.T if partition is None else partition.along
         if motion.m and (
             partition is not None or (isinstance(self.formulation, Index2) and self.formulation.positions)
@@ -155,7 +156,7 @@ class Lowering:
             along = ca.MX.zeros(motion.n)
         ode |= self.equations.by_name(motion.v + along, "q")
         if partition is None:
-            ode |= self.equations.by_name(self.formulation.velocity_rates(motion), "v")
+            ode |= self.equations.by_name(self.formulation.velocity_rates(motion.sparse), "v")
         else:
             ode[partition.w] = partition.selection @ motion.a
             algebraic.append(motion.v - partition.velocities)
@@ -182,7 +183,8 @@ class Lowering:
         return MotionStatement(
             **names,
             multipliers=tuple(c.multiplier.name() for c in self.equations.active(name).values()),
-            phi=motion.phi,
+            inner=motion.sparse.inner,
+            phi=motion.sparse.phi,
             projection=projection,
             projection_penalty=float(form.alpha) * float(form.varsigma),
             newmark=form.newmark,
@@ -193,6 +195,10 @@ class Lowering:
         """Refuse a projection matrix that is not symmetric and positive definite at the start."""
         if projection.shape != (motion.n, motion.n):
             raise ModelError(f"projection has shape {projection.shape}, expected {(motion.n, motion.n)}.", mode=name)
+        if motion.large is not None:
+            raise ModelError(
+                f"ALI3P: projection must be None, the mass matrix, for more than {WRITTEN_OUT} bodies.", mode=name
+            )
         self.equations.check_places("The projection matrix of ALI3P", projection, name)
         (at_start,) = self.configuration.evaluate([projection], self.configuration.q)
         symmetric = np.abs(at_start - at_start.T).max() <= SYMMETRIC * np.abs(at_start).max()
@@ -223,7 +229,8 @@ class Lowering:
             equations, values = self._nearest(motion, values), {}
         guess = self.equations.by_name(ca.MX(ca.DM(self.configuration.q)), "q")
         starts = {name: start.guess.get(name, value) for name, value in guess.items() if name not in values}
-        if start.project:
+        starts |= self.configuration.poses
+        if start.project and motion.large is None:  # the poses of bodies belong to the nominal configuration
             starts |= start.positions
         if isinstance(self.formulation, Reduced):  # velocities are algebraic
             equations += [

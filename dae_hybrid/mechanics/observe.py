@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dae_hybrid.errors import OptionError
+from dae_hybrid.mechanics.bodies import WrittenOut
 from dae_hybrid.mechanics.equations import EquationsOfMotion
 from dae_hybrid.mechanics.mechanism import Mechanism
 from dae_hybrid.mechanics.planar import Point
@@ -95,7 +96,8 @@ def places(mechanism: Mechanism, trajectory: Trajectory, points: Sequence[Point]
     symbols = [mechanism.time, *(c.q for c in known)]
     values = [times[None, :], *(at[c.name].reshape(times.size, -1).T for c in known)]
     symbols, values = _with_constants(mechanism, trajectory, symbols, values, owners)
-    function = ca.Function("places", symbols, [ca.vertcat(*(p.position for p in points))])
+    positions = WrittenOut(mechanism.bodies.values())([ca.vertcat(*(p.position for p in points))])
+    function = ca.Function("places", symbols, positions)
     found = np.asarray(function.map(times.size)(*values))
     return found.T.reshape(times.size, len(points), 2)
 

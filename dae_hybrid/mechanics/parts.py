@@ -76,6 +76,9 @@ class Components:
             by_q = ca.jacobian(value, coordinate.q)
             if by_q.nnz():
                 self.share.forces.append((coordinate.q, -ca.densify(by_q).T))
+        for body in self.mechanism.bodies.values():
+            if body.lifted is not None and ca.depends_on(value, body.lifted.pose):
+                self.share.loads.append((body, -ca.densify(ca.jacobian(value, body.lifted.pose)).T))
 
     def inertia(self, coordinates: Any, mass: Any) -> None:
         """Add a block to the mass matrix: ``kinetic energy += v^T mass v / 2`` for the velocities of `coordinates`.

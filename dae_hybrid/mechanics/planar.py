@@ -199,7 +199,7 @@ class Planar(Components):
         if point.free:
             self.force({point.x: force[0], point.y: force[1]})
         elif point.body is not None:
-            self.share.loads.append((point.body, point.position, force))
+            self.share.loads.append((point.body, point.body.wrench(point.position, force)))
 
     def _weigh(self, point: Point, mass: ca.MX) -> None:
         if point.free:

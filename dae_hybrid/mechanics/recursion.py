@@ -9,7 +9,6 @@ give the same equations, rounded differently.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,11 +17,6 @@ import casadi as ca
 from dae_hybrid.mechanics.bodies import Body, perpendicular
 
 Reference = Literal["center", "origin"]
-
-
-def _cross(arm: ca.MX, force: ca.MX) -> ca.MX:
-    """Moment of a force."""
-    return arm[0] * force[1] - arm[1] * force[0]
 
 
 def _shift(arm: ca.MX) -> ca.MX:
@@ -43,7 +37,7 @@ class _Link:
     force: ca.MX
 
 
-def _link(body: Body, parent: _Link | None, reference: Reference, loads: Iterable[tuple[ca.MX, ca.MX]]) -> _Link:
+def _link(body: Body, parent: _Link | None, reference: Reference, applied: ca.MX) -> _Link:
     center, joint, omega = body.center, body.joint, body.frame.omega
     zero = ca.MX.zeros(2)
     place, velocity = (center.position, center.velocity) if reference == "center" else (zero, zero)
@@ -57,39 +51,36 @@ def _link(body: Body, parent: _Link | None, reference: Reference, loads: Iterabl
     to_center = _shift(center.position - place)
     own = ca.diagcat(body.mass, body.mass, body.inertia)
     inertial = body.mass * omega * perpendicular(center.velocity - velocity)
-    force = -to_center.T @ ca.vertcat(inertial, 0)
-    for point, pull in loads:
-        force += ca.vertcat(pull, _cross(point - place, pull))
+    force = _shift(body.frame.origin.position - place).T @ applied - to_center.T @ ca.vertcat(inertial, 0)
     return _Link(place, velocity, B, b, d, to_center.T @ own @ to_center, force)
 
 
-def equations_of_motion(
-    bodies: Mapping[str, Body], loads: Iterable[tuple[Body, ca.MX, ca.MX]], reference: Reference
-) -> tuple[ca.MX, ca.MX]:
+def _parents(bodies: list[Body]) -> list[int | None]:
+    """Indices of the parents; None for the ground."""
+    order = {id(body): i for i, body in enumerate(bodies)}
+    return [None if body.parent is None else order[id(body.parent)] for body in bodies]
+
+
+def equations_of_motion(bodies: list[Body], applied: list[ca.MX], reference: Reference) -> tuple[ca.MX, ca.MX]:
     """The mass matrix M (n, n) and the forces Q (n, 1) of the joint coordinates, in the order of the bodies.
 
     Parameters
     ----------
-    bodies : mapping of name to Body
+    bodies : list of Body
         Parents precede their children.
-    loads : iterable of (body, point, force)
-        Forces on the bodies, and the points on which they act.
+    applied : list of MX, shape (3, 1)
+        Force and moment on every body, about the origin of its frame.
     reference : {"center", "origin"}
         The reference points.
     """
-    listed = list(bodies.values())
-    order = {id(body): i for i, body in enumerate(listed)}
-    parents = [None if body.parent is None else order[id(body.parent)] for body in listed]
-    pulls: list[list[tuple[ca.MX, ca.MX]]] = [[] for _ in listed]
-    for body, point, force in loads:
-        pulls[order[id(body)]].append((point, force))
+    parents = _parents(bodies)
     links: list[_Link] = []
-    for body, parent, own in zip(listed, parents, pulls, strict=True):
+    for body, parent, own in zip(bodies, parents, applied, strict=True):
         links.append(_link(body, None if parent is None else links[parent], reference, own))
     masses, forces = [link.mass for link in links], [link.force - link.mass @ link.d for link in links]
     entries: dict[tuple[int, int], ca.MX] = {}
-    force_rows = [ca.MX(1, 1)] * len(listed)
-    for i in reversed(range(len(listed))):
+    force_rows = [ca.MX(1, 1)] * len(bodies)
+    for i in reversed(range(len(bodies))):
         link, parent = links[i], parents[i]
         force_rows[i] = link.b.T @ forces[i]
         carried, at = masses[i] @ link.b, i
@@ -101,7 +92,86 @@ def equations_of_motion(
         if parent is not None:
             masses[parent] += link.B.T @ masses[i] @ link.B
             forces[parent] += link.B.T @ forces[i]
-    n = len(listed)
+    n = len(bodies)
     where = sorted(entries, key=lambda place: (place[1], place[0]))
     pattern = ca.Sparsity.triplet(n, n, [i for i, _ in where], [j for _, j in where])
     return ca.MX(pattern, ca.vertcat(*(entries[place] for place in where))), ca.vertcat(*force_rows)
+
+
+class LargeTree:
+    """The same equations for many bodies, with their motion and the wrenches on their joints as variables.
+
+    Every equation contains a body and its neighbours only, so that the cost of matrices and of their factors grows in
+    proportion to the number of bodies.
+    """
+
+    def __init__(self, bodies: list[Body], reference: Reference) -> None:
+        self.bodies, self.parents = bodies, _parents(bodies)
+        origin = ca.MX.zeros(2)
+        self.places = [body.center.position if reference == "center" else origin for body in bodies]
+        #: shift from the reference point of the parent to that of the body
+        self._from_parent = [
+            None if parent is None else _shift(place - self.places[parent])
+            for place, parent in zip(self.places, self.parents, strict=True)
+        ]
+        self._columns = [body.joint.column(place) for body, place in zip(bodies, self.places, strict=True)]
+        self.variables = [body.lifted for body in bodies if body.lifted is not None]
+
+    def motion(self) -> list[tuple[str, ca.MX]]:
+        """The equations of all poses, of all twists, and of all rates of twists."""
+        return [
+            (f"{text} of body '{body.name}'", body.lifted.motion[kind] - body.lifted.stated[kind])
+            for kind, text in enumerate(("pose", "twist", "rate of the twist"))
+            for body in self.bodies
+            if body.lifted is not None
+        ]
+
+    def inertial(self) -> list[ca.MX]:
+        """Mass times acceleration of every body, and its moment about the origin of the frame."""
+        return [
+            body.wrench(body.center.position, body.mass * body.center.acceleration)
+            + ca.vertcat(0, 0, body.inertia * body.frame.alpha)
+            for body in self.bodies
+        ]
+
+    def momenta(self, speeds: ca.MX, twists: list[ca.MX | None]) -> tuple[list[ca.MX], list[tuple[str, ca.MX]]]:
+        """Momentum and moment of momentum of every body for joint velocities (n, 1) and resting ground.
+
+        `twists` are variables for the twists of bodies at their reference points, or None; their equations follow.
+        """
+        found: list[ca.MX] = []
+        moving: list[ca.MX] = []
+        equations = []
+        for i, body in enumerate(self.bodies):
+            parent, shift = self.parents[i], self._from_parent[i]
+            twist = self._columns[i] * speeds[i]
+            if parent is not None and shift is not None:
+                twist += shift @ moving[parent]
+            if (variable := twists[i]) is not None:
+                equations.append((f"jump of the twist of body '{body.name}'", variable - twist))
+                twist = variable
+            moving.append(twist)
+            center = body.center.position
+            velocity = twist[:2] + twist[2] * perpendicular(center - self.places[i])
+            found.append(body.wrench(center, body.mass * velocity) + ca.vertcat(0, 0, body.inertia * twist[2]))
+        return found, equations
+
+    def along_joints(self, wrenches: list[ca.MX], carried: list[ca.MX | None]) -> tuple[ca.MX, list[tuple[str, ca.MX]]]:
+        """The forces along the joint coordinates, (n, 1), of wrenches about the origins of the frames.
+
+        `carried` are variables for the wrenches that joints transmit, or None; their equations follow.
+        """
+        total = [
+            _shift(body.frame.origin.position - place).T @ wrench
+            for body, place, wrench in zip(self.bodies, self.places, wrenches, strict=True)
+        ]
+        along, equations = [ca.MX(1, 1)] * len(self.bodies), []
+        for i in reversed(range(len(self.bodies))):
+            if (variable := carried[i]) is not None:
+                equations.append((f"wrench on the joint of body '{self.bodies[i].name}'", variable - total[i]))
+                total[i] = variable
+            along[i] = self._columns[i].T @ total[i]
+            parent, shift = self.parents[i], self._from_parent[i]
+            if parent is not None and shift is not None:
+                total[parent] += shift.T @ total[i]
+        return ca.vertcat(*along), equations[::-1]

@@ -14,31 +14,40 @@ from dae_hybrid.codegen.kernels import Kernel
 class MotionEquations:
     """One step of an index-3 scheme with projections, for a mode with n coordinates and m constraints.
 
-    The unknowns of a step are ``Y = (q, mu, v, sigma, a, kappa)`` with ``mu = beta h^2 lambda``, its start is
-    ``s = (q, v, a, b)`` with the auxiliary acceleration b of the generalised-alpha rule (a for the other rules), and
-    its rule ``c = (h, beta, gamma, alpha_m, alpha_f)``. The kernels have the inputs (t, c, s, Y, m, p), with t at the
-    end of the step; Y is cut where noted.
+    The start of a step is ``s = (q, v, a, b)`` with the auxiliary acceleration b of the generalised-alpha rule (a for
+    the other rules), and its rule ``c = (h, beta, gamma, alpha_m, alpha_f)``. Its unknowns Y are, in this order,
+
+    * ``q, mu, X, U, A, R`` with ``mu = beta h^2 lambda``, from Newton's method. A large tree of bodies has inner
+      variables: poses X, twists U (times h), their rates A and wrenches R (both times beta h^2);
+    * ``v, sigma, U, W``, the projected velocities with multipliers and inner variables;
+    * ``a, kappa, A, W, A0``, the same of the accelerations, and the rates of twists that belong to a before.
+
+    The kernels have the inputs (t, c, s, Y, m, p), with t at the end of the step; Y is cut where noted.
 
     Attributes
     ----------
     newton : Kernel
-        Y = (q, mu) -> residuals of the equations of motion, times beta h^2, and of the constraints; derivative by Y.
+        Y to R -> residuals of the equations of motion, times beta h^2, of the constraints, and of the inner variables;
+        derivative by Y.
     velocities : Kernel
-        Y = (q, mu) -> matrix and right-hand side of the projection: ``S (v, sigma) = r``.
+        Y to R -> r and y of the projection, and its matrix S: the projected values are ``y + S^-1 r``.
     accelerations : Kernel
-        Y = (q, mu, v) -> right-hand side of the projection: ``S (a, kappa) = r``.
+        Y to the first W -> r, y and A0.
     linearised : Kernel
         The derivatives of all equations by Y, s, p and m.
+    inner : tuple of arrays
+        Places in x of X, U, A and W.
     """
 
     q: NDArray[np.intp]  # places in x
     v: NDArray[np.intp]
     a: NDArray[np.intp]
     multipliers: NDArray[np.intp]
+    inner: tuple[NDArray[np.intp], ...]
     newton: Kernel
     velocities: Kernel
     accelerations: Kernel
     linearised: Kernel
     newmark: tuple[float, float]
     spectral_radius: float
-    labels: tuple[str, ...]  # of the equations of motion and the constraints
+    labels: tuple[str, ...]  # of the rows of `newton`

@@ -94,14 +94,17 @@ class SignalData(Statement):
 class MotionStatement(Statement):
     """Marks the equations of a mode as equations of motion, ``M a + Phi_q^T lambda = F`` and ``Phi_q a = -gamma``.
 
-    The last rows of its algebraic equations, n + m, are ``M a + Phi_q^T lambda - F`` and ``Phi_q a + gamma``.
+    The last rows of its algebraic equations, n + m, are ``M a + Phi_q^T lambda - F`` and ``Phi_q a + gamma``. Before
+    them come the equations of `inner` variables, in four groups of equal size: poses as functions of q, and of the
+    poses before them; likewise twists, of v; rates of twists, of a; wrenches, affine in all of these rates.
     """
 
     q: tuple[str, ...]  # names of the variables
     v: tuple[str, ...]
     a: tuple[str, ...]
     multipliers: tuple[str, ...]
-    phi: ca.MX
+    inner: tuple[tuple[str, ...], ...]  # poses, twists, rates of twists, wrenches
+    phi: ca.MX  # in q and poses
     projection: ca.MX | None  # matrix of the projections; None for the mass matrix
     projection_penalty: float
     newmark: tuple[float, float]  # beta and gamma
