@@ -32,10 +32,10 @@ from measuring import exponent, least_ms, show
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
-from growing import bars, exits, guards, ring, spikes
+from growing import bars, exits, guards, ring, spikes, tree
 
 import dae_hybrid as dh
-from dae_hybrid.mechanics import Index1, Mechanism
+from dae_hybrid.mechanics import ALI3P, Index1, Mechanism
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "large_systems.md"
 OPTIONS: dict[str, Any] = {"rtol": 1e-6}
@@ -94,6 +94,11 @@ def chain(n: int) -> Mechanism:
     return bars(n, contacts=True)
 
 
+def contact(n: int) -> Mechanism:
+    """A chain of bodies in joint coordinates with ground under its tip."""
+    return tree(n, contact=True)
+
+
 #: model, arguments of `build`, and sizes
 PROBLEMS: dict[str, tuple[Callable[[int], dh.HybridModel | Mechanism], tuple[Any, ...], tuple[int, ...]]] = {
     "guards": (guards, (), (25, 50, 100, 200, 400)),
@@ -107,6 +112,9 @@ PROBLEMS: dict[str, tuple[Callable[[int], dh.HybridModel | Mechanism], tuple[Any
     "bars": (bars, (), (3, 6, 12, 25, 50, 100)),
     "bars_index1": (bars, (Index1(),), (3, 6, 12, 25, 50, 100)),
     "contacts": (chain, (), (12, 20, 40, 100)),
+    "tree": (tree, (), (3, 6, 12, 25, 50, 100, 200)),
+    "tree_contact": (contact, (), (3, 6, 12, 25, 50, 100, 200)),
+    "tree_ali3p": (tree, (ALI3P(),), (3, 6, 12, 25, 50, 100, 200)),
     "contacts_index1": (chain, (Index1(),), (12, 20, 40, 100)),
 }
 HEADINGS = (

@@ -29,7 +29,7 @@ from dae_hybrid.mechanics import (
 from dae_hybrid.mechanics.equations import EquationsOfMotion
 from dae_hybrid.problems import five_bar
 
-OPTIONS = {"rtol": 1e-10, "atol": 1e-12}
+OPTIONS = {"rtol": 1e-9, "atol": 1e-10}
 STEPS = {"adapter": "ali3p", "fixed_step": 0.01}
 
 
@@ -66,16 +66,16 @@ def test_random_trees_have_lagranges_accelerations(stated, moving, count, refere
 def test_the_five_bar_has_the_gradients_of_the_reference(case, form):
     exact = five_bar.reference(case)
     with written_out(1):
-        system = five_bar.system(case, form, "joint")
+        system = five_bar.mechanism(case, coordinates="joint").build(form)
     fsa = dh.forward_sensitivity(system, five_bar.t_span, **OPTIONS)
-    np.testing.assert_allclose([event.time for event in fsa.events], exact.event_times, rtol=0, atol=1e-8)
+    np.testing.assert_allclose([event.time for event in fsa.events], exact.event_times, rtol=0, atol=1e-7)
     for name, gradient in exact.gradients.items():
         known = np.isfinite(gradient)
         if not known.any():
             continue
         asa = dh.adjoint_gradient(system, five_bar.t_span, name, **OPTIONS)
         for found in (fsa.gradient[name], asa.gradient):
-            np.testing.assert_allclose(found[known], gradient[known], rtol=1e-6)
+            np.testing.assert_allclose(found[known], gradient[known], rtol=1e-5, atol=1e-6 * np.nanmax(abs(gradient)))
 
 
 @pytest.mark.parametrize("case", ["smooth", "newton", "latch"])
@@ -83,7 +83,7 @@ def test_ali3p_takes_the_same_steps(case):
     results = []
     for count in (0, 8):
         with written_out(count):
-            system = five_bar.system(case, ALI3P(), "joint")
+            system = five_bar.mechanism(case, coordinates="joint").build(ALI3P())
         fsa = dh.forward_sensitivity(system, five_bar.t_span, **STEPS)
         results.append((fsa, dh.adjoint_gradient(system, five_bar.t_span, next(iter(fsa.gradient)), **STEPS)))
     (sparse, adjoint), (dense, _) = results
@@ -93,10 +93,10 @@ def test_ali3p_takes_the_same_steps(case):
         np.testing.assert_allclose(sparse.gradient[name], gradient, rtol=1e-7, atol=1e-8 * np.abs(gradient).max())
     name = next(iter(sparse.gradient))
     scale = np.abs(adjoint.gradient).max()
-    np.testing.assert_allclose(adjoint.gradient, np.ravel(sparse.gradient[name]), rtol=0, atol=1e-9 * scale)
+    np.testing.assert_allclose(np.ravel(adjoint.gradient), np.ravel(sparse.gradient[name]), rtol=0, atol=1e-9 * scale)
 
 
-def chain(n, *, hit=False, memory=False):
+def chain(n, *, hit=False):
     """Bars and sliders that hang on one another, with a spring to the ground at the tip."""
     mech = Mechanism("chain")
     length, e = mech.parameter("L", 0.4), mech.parameter("e", 0.5)
@@ -109,7 +109,8 @@ def chain(n, *, hit=False, memory=False):
     mech.gravity(9.81)
     swing = mech.mode("swing")
     if hit:
-        mech.event(swing, swing, guard=at.y + 0.5, direction="falling", impact=Restitution(e), name="hit")
+        away = mech.mode("away")
+        mech.event(swing, away, guard=at.y + 0.5, direction="falling", impact=Restitution(e), name="hit")
     mech.initial(swing, {b.coordinate: 0.05 for b in mech.bodies.values()})
     mech.functional("G", terminal=ca.vertcat(at.x, at.vy))
     mech.functional("energy", integrand=at.vx**2)
@@ -120,13 +121,13 @@ def chain(n, *, hit=False, memory=False):
 def test_a_chain_that_hits_the_ground(form, adapter):
     results = []
     options = adapter or OPTIONS
-    for count in (3, 8):
+    for count in (2, 8):
         with written_out(count):
-            mech, _ = chain(6, hit=True)
+            mech, _ = chain(5, hit=True)
         system = mech.build(form)
         fsa = dh.forward_sensitivity(system, (0, 0.6), **options)
         results.append(fsa)
-        assert len(fsa.events) >= 1
+        assert len(fsa.events) == 1
         asa = dh.adjoint_gradient(system, (0, 0.6), "energy", **options)
         np.testing.assert_allclose(asa.gradient, fsa.gradient["energy"], rtol=1e-6)
     sparse, dense = results
@@ -169,7 +170,7 @@ def test_positions_are_projected_onto_closed_loops():
 
 def test_penalties_and_poses_among_the_results():
     with written_out(2):
-        system = five_bar.system("latch", Penalty(1e8), "joint")
+        system = five_bar.mechanism("latch", coordinates="joint").build(Penalty(1e8))
     exact = five_bar.reference("latch").gradients["z"]
     asa = dh.adjoint_gradient(system, five_bar.t_span, "z", **OPTIONS)
     np.testing.assert_allclose(asa.gradient, exact, rtol=1e-4)

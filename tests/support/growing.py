@@ -7,7 +7,7 @@ import math
 import casadi as ca
 
 import dae_hybrid as dh
-from dae_hybrid.mechanics import Mechanism, Restitution
+from dae_hybrid.mechanics import Mechanism, Restitution, Revolute
 
 
 def sampled() -> dh.HybridModel:
@@ -129,6 +129,25 @@ def bars(n: int, *, contacts: bool = False) -> Mechanism:
         mech.functional("work", at_events=work)
     mech.functional("G", terminal=last.x)
     mech.functional("energy", terminal=energy)
+    return mech
+
+
+def tree(n: int, *, contact: bool = False) -> Mechanism:
+    """A damped chain of n bodies in joint coordinates, with ground under its tip if there is a `contact`."""
+    mech = Mechanism("tree")
+    mass, length, e = mech.parameter("m", 1.0), mech.parameter("L", 1.0), mech.parameter("e", 0.9)
+    tip = mech.ground(0, 0)
+    for i in range(n):
+        joint = Revolute(tip)
+        body = mech.body(f"b{i}", joint, mass=mass, center=(length / 2, 0), inertia=mass * length**2 / 12)
+        mech.force({body.coordinate: -5.0 * mech.velocity(body.coordinate)})
+        tip = body.point(length)
+    mech.gravity(9.81)
+    swing, away = mech.mode("swing"), mech.mode("away")
+    if contact:
+        mech.event(swing, away, guard=tip.y + 1, direction="falling", impact=Restitution(e), name="ground")
+    mech.initial(swing, {body.coordinate: 0.0 for body in mech.bodies.values()})
+    mech.functional("G", terminal=tip.x)
     return mech
 
 
