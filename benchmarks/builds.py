@@ -117,6 +117,8 @@ PROBLEMS: dict[str, tuple[Callable[[int], dh.HybridModel | Mechanism], tuple[Any
     "tree_ali3p": (tree, (ALI3P(),), (3, 6, 12, 25, 50, 100, 200)),
     "contacts_index1": (chain, (Index1(),), (12, 20, 40, 100)),
 }
+#: further options of runs
+FURTHER: dict[str, dict[str, Any]] = {"tree_ali3p": {"adapter": "ali3p", "fixed_step": 0.01}}
 HEADINGS = (
     "model", "size", "Python, s", "compiler, s", "cached, s", "peak, MB", "exponent", "first simulate, ms",
     "simulate, ms", "forward, ms", "adjoint, ms",
@@ -131,14 +133,14 @@ def measured(name: str, n: int) -> dict[str, float]:
     compiler = resource.getrusage(resource.RUSAGE_CHILDREN)
     found["compiler"] = compiler.ru_utime + compiler.ru_stime
     found["peak"] = max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, compiler.ru_maxrss) / 1024
-    span = (0.0, 1.0)
+    span, options = (0.0, 1.0), OPTIONS | FURTHER.get(name, {})
     start = time.process_time()
-    dh.simulate(system, span, **OPTIONS)
+    dh.simulate(system, span, **options)
     found["first"] = 1e3 * (time.process_time() - start)
     for key, call in (
-        ("simulate", lambda: dh.simulate(system, span, **OPTIONS)),
-        ("forward", lambda: dh.forward_sensitivity(system, span, **OPTIONS)),
-        ("adjoint", lambda: dh.adjoint_gradient(system, span, "G", **OPTIONS)),
+        ("simulate", lambda: dh.simulate(system, span, **options)),
+        ("forward", lambda: dh.forward_sensitivity(system, span, **options)),
+        ("adjoint", lambda: dh.adjoint_gradient(system, span, "G", **options)),
     ):
         found[key] = least_ms(call)
     start = time.process_time()
