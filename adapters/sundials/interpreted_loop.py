@@ -343,8 +343,8 @@ class BackwardLoop:
         h, model, e = self.handles, self.model, self.model.equations
         if not self.steps:
             model.vector(h["x"])[:] = self._start_values
-        elif model.weights.size:
-            self._call("GetQuad", byref(c_double()), h["integrals"])
+        elif model.weights.size and (flag := self._flag("GetQuad", byref(c_double()), h["integrals"])) < 0:
+            return flag
         if self.family == "IDA":
             rates, ny, x = model.vector(h["xdot"]), e.n_differential, model.vector(h["x"])
             solver_time = self.t - model.origin

@@ -29,6 +29,8 @@ from dae_hybrid.numerics.matrices import MAX_DENSE_ROWS, is_dense
 from dae_hybrid.statement.declarations import Transition
 from dae_hybrid.statement.model import HybridModel
 
+#: right-hand sides by which the rounding errors of a large system are estimated
+ROUNDING_PROBES = 3
 NEWTON_STEPS = 3  # from the integrator's tolerance to rounding
 
 
@@ -318,10 +320,11 @@ class ModeFunctions:
         def scale(s: Flat) -> list[Any]:
             k, by_u = self.algebraic_part(s), self.by_u(self.flow, s)[self.ny :, :]
             by_z, terms = by_u[:, self.ny : self.lowering.n], sizes_by(by_u, k, s.u)
-            if self.nz > MAX_DENSE_ROWS:  # in place of the full inverse, its product with two combinations of signs
-                signs = ca.DM((-1.0) ** np.arange(self.nz))
-                found = linear_solve(by_z, ca.horzcat(terms, signs * terms))
-                return [ca.fabs(s.x[self.ny :, :]) + ca.fabs(found) @ ca.DM.ones(2)]
+            if self.nz > MAX_DENSE_ROWS:  # in place of the full inverse, its product with some combinations of signs:
+                # random ones, because terms in a regular order may cancel in a variable
+                signs = np.random.default_rng(0).choice([-1.0, 1.0], (self.nz, ROUNDING_PROBES))
+                found = linear_solve(by_z, ca.DM(signs) * ca.repmat(terms, 1, ROUNDING_PROBES))
+                return [ca.fabs(s.x[self.ny :, :]) + ca.fabs(found) @ ca.DM.ones(ROUNDING_PROBES)]
             return [ca.fabs(s.x[self.ny :, :]) + ca.fabs(linear_solve(by_z, s.kind.eye(self.nz))) @ terms]
 
         return self.point_function("rounding", scale)

@@ -253,8 +253,13 @@ class Body(Statement):
         return point
 
     def wrench(self, place: ca.MX, force: ca.MX) -> ca.MX:
-        """Force and moment about the origin of the frame, (3, 1), of a force that acts at a place."""
-        return ca.vertcat(force, cross(place - self.frame.origin.position, force))
+        """Force and moment about the centre of mass, (3, 1), of a force that acts at a place."""
+        return ca.vertcat(force, cross(place - self.center.position, force))
+
+    def pushed(self, by_pose: ca.MX) -> ca.MX:
+        """The wrench (3, 1) of a force on the pose, such as the derivative of a potential."""
+        force = by_pose[:2]
+        return self.wrench(self.frame.origin.position, force) + ca.vertcat(0, 0, by_pose[2])
 
 
 class WrittenOut:

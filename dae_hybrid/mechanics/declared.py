@@ -51,7 +51,7 @@ class Share:
     inertias: list[Inertia] = field(default_factory=list)
     weights: list[tuple[ca.MX, ca.MX]] = field(default_factory=list)  # gravity and its direction
     weighed: list[tuple[ca.MX, ca.MX]] = field(default_factory=list)  # positions and masses for gravity
-    loads: list[tuple[Body, ca.MX]] = field(default_factory=list)  # bodies, and wrenches about their frames' origins
+    loads: list[tuple[Body, ca.MX]] = field(default_factory=list)  # bodies, and wrenches about their centres of mass
 
 
 # -- impacts ----------------------------------------------------------------------------------------------

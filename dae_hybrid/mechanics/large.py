@@ -16,7 +16,7 @@ class LargeMotion(Motion):
     """`Motion` with constraints in terms of coordinates and poses; `mass` and `force` are those besides the bodies'."""
 
     tree: LargeTree = field(kw_only=True)
-    applied: list[ca.MX] = field(kw_only=True)  # force and moment on every body, about the origin of its frame
+    applied: list[ca.MX] = field(kw_only=True)  # force and moment on every body, about its centre of mass
     select: ca.DM = field(kw_only=True)  # (n, n_bodies), from joint coordinates to all
 
     def _stacked(self, own: ca.MX, kind: int) -> ca.MX:
@@ -67,7 +67,7 @@ class LargeMotion(Motion):
             direct += ca.jacobian(phi, self.q).T @ multipliers
             for i, body in enumerate(self.tree.bodies):
                 if body.lifted is not None and ca.depends_on(phi, body.lifted.pose):
-                    wrenches[i] += ca.jacobian(phi, body.lifted.pose).T @ multipliers
+                    wrenches[i] += body.pushed(ca.jacobian(phi, body.lifted.pose).T @ multipliers)
         along, equations = self.tree.along_joints(wrenches, carried)
         return direct + self.select @ along, equations
 

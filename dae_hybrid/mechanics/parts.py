@@ -78,7 +78,7 @@ class Components:
                 self.share.forces.append((coordinate.q, -ca.densify(by_q).T))
         for body in self.mechanism.bodies.values():
             if body.lifted is not None and ca.depends_on(value, body.lifted.pose):
-                self.share.loads.append((body, -ca.densify(ca.jacobian(value, body.lifted.pose)).T))
+                self.share.loads.append((body, body.pushed(-ca.densify(ca.jacobian(value, body.lifted.pose)).T)))
 
     def inertia(self, coordinates: Any, mass: Any) -> None:
         """Add a block to the mass matrix: ``kinetic energy += v^T mass v / 2`` for the velocities of `coordinates`.

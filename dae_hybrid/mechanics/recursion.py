@@ -51,7 +51,7 @@ def _link(body: Body, parent: _Link | None, reference: Reference, applied: ca.MX
     to_center = _shift(center.position - place)
     own = ca.diagcat(body.mass, body.mass, body.inertia)
     inertial = body.mass * omega * perpendicular(center.velocity - velocity)
-    force = _shift(body.frame.origin.position - place).T @ applied - to_center.T @ ca.vertcat(inertial, 0)
+    force = to_center.T @ (applied - ca.vertcat(inertial, 0))
     return _Link(place, velocity, B, b, d, to_center.T @ own @ to_center, force)
 
 
@@ -69,7 +69,7 @@ def equations_of_motion(bodies: list[Body], applied: list[ca.MX], reference: Ref
     bodies : list of Body
         Parents precede their children.
     applied : list of MX, shape (3, 1)
-        Force and moment on every body, about the origin of its frame.
+        Force and moment on every body, about its centre of mass.
     reference : {"center", "origin"}
         The reference points.
     """
@@ -109,6 +109,8 @@ class LargeTree:
         self.bodies, self.parents = bodies, _parents(bodies)
         origin = ca.MX.zeros(2)
         self.places = [body.center.position if reference == "center" else origin for body in bodies]
+        #: the centres of mass relative to the reference points; None where they coincide
+        self.arms = [None if reference == "center" else body.center.position for body in bodies]
         #: shift from the reference point of the parent to that of the body
         self._from_parent = [
             None if parent is None else _shift(place - self.places[parent])
@@ -127,15 +129,13 @@ class LargeTree:
         ]
 
     def inertial(self) -> list[ca.MX]:
-        """Mass times acceleration of every body, and its moment about the origin of the frame."""
+        """Mass times acceleration of every body, and inertia times angular acceleration."""
         return [
-            body.wrench(body.center.position, body.mass * body.center.acceleration)
-            + ca.vertcat(0, 0, body.inertia * body.frame.alpha)
-            for body in self.bodies
+            ca.vertcat(body.mass * body.center.acceleration, body.inertia * body.frame.alpha) for body in self.bodies
         ]
 
     def momenta(self, speeds: ca.MX, twists: list[ca.MX | None]) -> tuple[list[ca.MX], list[tuple[str, ca.MX]]]:
-        """Momentum and moment of momentum of every body for joint velocities (n, 1) and resting ground.
+        """Momentum and spin of every body for joint velocities (n, 1) and resting ground.
 
         `twists` are variables for the twists of bodies at their reference points, or None; their equations follow.
         """
@@ -151,19 +151,19 @@ class LargeTree:
                 equations.append((f"jump of the twist of body '{body.name}'", variable - twist))
                 twist = variable
             moving.append(twist)
-            center = body.center.position
-            velocity = twist[:2] + twist[2] * perpendicular(center - self.places[i])
-            found.append(body.wrench(center, body.mass * velocity) + ca.vertcat(0, 0, body.inertia * twist[2]))
+            velocity = twist[:2]
+            if self.arms[i] is not None:
+                velocity += twist[2] * perpendicular(self.arms[i])
+            found.append(ca.vertcat(body.mass * velocity, body.inertia * twist[2]))
         return found, equations
 
     def along_joints(self, wrenches: list[ca.MX], carried: list[ca.MX | None]) -> tuple[ca.MX, list[tuple[str, ca.MX]]]:
-        """The forces along the joint coordinates, (n, 1), of wrenches about the origins of the frames.
+        """The forces along the joint coordinates, (n, 1), of wrenches about the centres of mass.
 
         `carried` are variables for the wrenches that joints transmit, or None; their equations follow.
         """
         total = [
-            _shift(body.frame.origin.position - place).T @ wrench
-            for body, place, wrench in zip(self.bodies, self.places, wrenches, strict=True)
+            wrench if arm is None else _shift(arm).T @ wrench for arm, wrench in zip(self.arms, wrenches, strict=True)
         ]
         along, equations = [ca.MX(1, 1)] * len(self.bodies), []
         for i in reversed(range(len(self.bodies))):
