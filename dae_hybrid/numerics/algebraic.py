@@ -269,6 +269,20 @@ def solve_linear(matrix: Array, right: Array, right_size: Array, sizes: Array) -
     return solution, matrix @ solution - right, np.broadcast_to(terms.max(axis=0, initial=0.0), terms.shape)
 
 
+def _distance_to_singular(matrix: Array, sizes: Array) -> float:
+    """A lower bound of the least d for which changes of the entries by d `sizes` make the matrix singular.
+
+    It is 1 / rho(|A^-1| sizes), which does not depend on the units of rows and columns (Demmel 1992, The
+    componentwise distance to the nearest singular matrix).
+    """
+    try:
+        change = np.abs(np.linalg.inv(matrix)) @ sizes
+    except np.linalg.LinAlgError:
+        return 0.0
+    radius = float(np.abs(np.linalg.eigvals(change)).max()) if np.isfinite(change).all() else np.inf
+    return 1 / radius if radius > 0 else np.inf
+
+
 def refuse_multiple_root(matrix: Array, sizes: Array) -> None:
     """Raise `np.linalg.LinAlgError` if a matrix is singular relative to the terms of its entries.
 
@@ -285,8 +299,8 @@ def refuse_multiple_root(matrix: Array, sizes: Array) -> None:
         rows = _row_sizes(sizes)
         columns = _row_sizes((sizes / rows).T).T
         smallest = np.linalg.svd(matrix / rows / columns, compute_uv=False)[-1]
-        if not smallest > MULTIPLE_ROOT:
-            smallest = np.linalg.svd(_one_size(matrix, sizes), compute_uv=False)[-1]
+        if not smallest > MULTIPLE_ROOT:  # or a regular matrix of bad condition: that of a long chain
+            smallest = _distance_to_singular(matrix, sizes)
     if not smallest > MULTIPLE_ROOT:
         raise np.linalg.LinAlgError(f"their matrix almost cancels (to {smallest:.1e} of its terms), a multiple root")
 

@@ -123,7 +123,7 @@ def test_a_chain_that_hits_the_ground(form, adapter):
     options = adapter or OPTIONS
     for count in (2, 8):
         with written_out(count):
-            mech, _ = chain(5, hit=True)
+            mech, _ = chain(6, hit=True)
         system = mech.build(form)
         fsa = dh.forward_sensitivity(system, (0, 0.6), **options)
         results.append(fsa)
