@@ -68,6 +68,7 @@ class EquationsOfMotion:
             tree, select = LargeTree(bodies, self.reference), self._selection([(joints, joints)])
             mass, force = self._total(inertias, pulls)
             large = LargeMotion(**common, phi=stated, mass=mass, force=force, tree=tree, applied=applied, select=select)
+            self.check_places("A mass", large.impulse_balance(ca.MX.ones(self.q.numel()), [])[0], mode)
             mass = force = empty  # those of the bodies are not written out
         else:
             if bodies:

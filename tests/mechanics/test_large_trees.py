@@ -202,3 +202,14 @@ def test_a_projection_matrix_is_refused():
     mech, _ = chain(9)
     with pytest.raises(dh.ModelError, match="more than 8 bodies"):
         mech.build(ALI3P(projection=np.eye(9)))
+
+
+def test_a_mass_that_depends_on_velocities_is_refused():
+    with written_out(1):
+        mech, at = chain(3)
+        speed = mech.velocity(next(iter(mech.coordinates)))
+        mech.body("heavy", Revolute(at), mass=1 + speed**2, inertia=0.1)
+    mech.start = None
+    mech.initial("swing", {b.coordinate: 0.0 for b in mech.bodies.values()})
+    with pytest.raises(dh.ModelError, match="A mass uses"):
+        mech.build()
