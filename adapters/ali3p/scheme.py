@@ -12,10 +12,11 @@ from scipy.sparse.linalg import splu
 
 from dae_hybrid.codegen.kernels import Kernel
 from dae_hybrid.errors import ConsistencyError, NonFiniteError, StepSizeError
+from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.arrays import EPS, Array, all_finite
 from dae_hybrid.numerics.matrices import Matrix
 from dae_hybrid.port.integrator import Equations
-from dae_hybrid.port.motion import MotionEquations
+from dae_hybrid.port.motion import MotionEquations, unknowns
 from dae_hybrid.port.segment_rules import cached, completed
 
 #: Newton's method has converged if the next correction, by its quadratic convergence, is below this share of the
@@ -135,11 +136,9 @@ class Scheme:
         self.memory, self.p = memory, parameters
         self.rule = RULES[method](self.motion)
         motion = self.motion
-        self.n, self.m, k = motion.q.size, motion.multipliers.size, motion.inner[0].size
-        names = ("q", "mu", "X", "U0", "A0", "R", "v", "sigma", "U", "W", "a", "kappa", "A", "K", "A1")
-        ends = np.cumsum([0, self.n, self.m, *[k] * 4, *[self.n, self.m, k, k] * 2, k]).tolist()
-        #: places of the unknowns of a step, see `MotionEquations`
-        self.at = {name: slice(i, j) for name, i, j in zip(names, ends[:-1], ends[1:], strict=True)}
+        self.n, self.m = motion.q.size, motion.multipliers.size
+        #: places of the unknowns of a step
+        self.at = Layout.of(unknowns(self.n, self.m, motion.inner[0].size).items())
         poses, twists, rates, wrenches = motion.inner
         #: places of variables at the end of a step, and of their values in the unknowns
         self.results = [
@@ -170,7 +169,7 @@ class Scheme:
 
     def of_unknowns(self, h: float, of_x: Array) -> Array:
         """The transpose of `variables`: cotangents (k, n_Y) from (k, n_x)."""
-        found = np.zeros((len(of_x), self.at["A1"].stop))
+        found = np.zeros((len(of_x), self.at.size))
         for places, name in self.results:
             found[:, self.at[name]] = of_x[:, places]
         for places, name in self.added:
@@ -185,7 +184,7 @@ class Scheme:
         StepSizeError, NonFiniteError, ConsistencyError
             Newton's method does not converge; the equations are not finite; the tangent is singular.
         """
-        n, h = self.n, t - t0
+        h = t - t0
         if h <= SHORT_SHARE * planned:
             return self._explicit(t, h, planned, start, x0)
         y = self._newton(t, h, start, self._predicted(h, start, x0))
@@ -196,10 +195,14 @@ class Scheme:
         y = np.concatenate((y, base + solve(right), at_old))
         if not all_finite(y):
             raise self._not_finite(t)
-        q, v, a = (y[self.at[name]] for name in "qva")
+        return MotionStep(t, h, planned, start, y, self.end(y, start), self.variables(h, y))
+
+    def end(self, unknowns: Array, start: Array) -> Array:
+        """s at the end of a step, (4 n, ...), from its unknowns and s at its start."""
+        n = self.n
+        q, v, a = (unknowns[self.at[name]] for name in "qva")
         new, old, older = self.rule.next_auxiliary()
-        b = new * a + old * start[2 * n : 3 * n] + older * start[3 * n :]
-        return MotionStep(t, h, planned, start, y, np.concatenate((q, v, a, b)), self.variables(h, y))
+        return np.concatenate((q, v, a, new * a + old * start[2 * n : 3 * n] + older * start[3 * n :]))
 
     def _predicted(self, h: float, start: Array, x: Array) -> Array:
         """The first guess of Newton's method."""
@@ -299,15 +302,7 @@ class Linearised:
         """ds and dx, (4 n, d) and (n_x, d), at the end, from ds at the start, dp and dm (eq. 14 to 18)."""
         right = self.by_start @ start + self.by_p @ p + self.by_memory @ memory
         dy = -self.solve(np.asarray(right))
-        return self.of_end(dy, start)
-
-    def of_end(self, dy: Array, start: Array) -> tuple[Array, Array]:
-        """ds and dx at the end from dY and ds at the start."""
-        scheme, n = self.scheme, self.scheme.n
-        q, v, a = (dy[scheme.at[name]] for name in "qva")
-        new, old, older = scheme.rule.next_auxiliary()
-        b = new * a + old * start[2 * n : 3 * n] + older * start[3 * n :]
-        return np.vstack((q, v, a, b)), scheme.variables(self.step.h, dy)
+        return self.scheme.end(dy, start), self.scheme.variables(self.step.h, dy)
 
     def backward(self, end: Array, x: Array) -> tuple[Array, Array, Array]:
         """Cotangents (k, 4 n) of the start, (k, n_p) and (k, n_m), from those of the end and of x there."""

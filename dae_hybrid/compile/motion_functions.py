@@ -25,7 +25,7 @@ from dae_hybrid.compile.lowering import symbols_for
 from dae_hybrid.compile.mode_functions import ModeFunctions
 from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.matrices import compact
-from dae_hybrid.port.motion import MotionEquations
+from dae_hybrid.port.motion import MotionEquations, unknowns
 from dae_hybrid.statement.declarations import MotionStatement
 
 
@@ -59,16 +59,13 @@ def motion_equations(mode: ModeFunctions, stated: MotionStatement) -> MotionEqua
         groups = [rows[last - (4 - i) * k : last - (3 - i) * k, :] for i in range(4)]
         return rows[last : last + n, :], rows[last + n :, :], groups, list(own.call([s.t, x, s.m, s.p]))
 
-    def symbols(names: str, *sizes: int) -> list[Any]:
-        return [kind.sym(name, size) for name, size in zip(names.split(), sizes, strict=True)]
-
-    start, rule = symbols("s c", 4 * n, 5)
+    start, rule = kind.sym("s", 4 * n), kind.sym("c", 5)
+    every = [kind.sym(name, size) for name, size in unknowns(n, m, k).items()]
+    one, two, three, at_a_new = every[:6], every[6:10], every[10:14], every[14]
     h, beta, gamma, alpha_m, alpha_f = (rule[i] for i in range(5))
     q0, v0, a0, b0 = (start[i * n : (i + 1) * n] for i in range(4))
-    q, mu, X, U_new, A_new, R_new = one = symbols("q mu X U0 A0 R0", n, m, k, k, k, k)
-    v, _, U, _ = two = symbols("v sigma U W", n, m, k, k)
-    three = symbols("a kappa A K", n, m, k, k)
-    at_a_new = kind.sym("A1", k)
+    q, mu, X, U_new, A_new, R_new = one
+    v, _, U, _ = two
     scale = beta * h**2
     b_new = (q - q0 - h * v0) / scale - (0.5 / beta - 1) * b0
     v_new = v0 + h * ((1 - gamma) * b0 + gamma * b_new)
@@ -84,12 +81,12 @@ def motion_equations(mode: ModeFunctions, stated: MotionStatement) -> MotionEqua
 
     def projected(change: Any, off: Any) -> Any:
         """Equations of a projection: its change (of v or a, multipliers, inner variables), and the violation before."""
-        unknowns = symbols("a l A W", n, m, k, k)
-        forces, along, (_, _, rates, wrenches), _ = equations(q, v, unknowns[0], unknowns[1], (X, U, *unknowns[2:]))
+        a, multipliers, *inner_rates = three  # at any values, since the equations are affine in them
+        forces, along, (_, _, rates, wrenches), _ = equations(q, v, a, multipliers, (X, U, *inner_rates))
         rows = ca.vertcat(forces, firm * along, rates, wrenches)
-        found = ca.jtimes(rows, ca.vertcat(*unknowns), change)
+        found = ca.jtimes(rows, ca.vertcat(*three), change)
         if matrix:
-            other = ca.reshape(matrix[0], n, n) @ change[:n, :] - ca.jtimes(forces, unknowns[0], change[:n, :])
+            other = ca.reshape(matrix[0], n, n) @ change[:n, :] - ca.jtimes(forces, a, change[:n, :])
             found += ca.vertcat(other, kind.zeros(m + 2 * k, 1))
         return found + ca.vertcat(kind.zeros(n, 1), firm * off - soft * change[n : n + m, :], kind.zeros(2 * k, 1))
 
@@ -112,7 +109,6 @@ def motion_equations(mode: ModeFunctions, stated: MotionStatement) -> MotionEqua
         inputs = [s.t, rule, start, ca.vertcat(*parts), s.m, s.p]
         return Kernel(ca.Function(name, inputs, values), range(len(columns), len(values)))
 
-    every = [*one, *two, *three, at_a_new]
     whole = ca.vertcat(first, second, third, recursion)
     names = layout.labels()
     return MotionEquations(

@@ -113,7 +113,7 @@ class Configuration:
         """
         start = self.start.mode
         for mode, motion in self.equations.motions.items():
-            if not self._follows_inputs(motion.sparse.impulse_balance(motion.v, [])[0]):
+            if not self._follows_inputs(motion.sparse.momentum[1]):
                 self._check_mass(mode, motion)
             if not motion.m or self._follows_inputs(motion.phi):
                 continue
@@ -171,10 +171,10 @@ class Configuration:
 
     def _mass(self, motion: Motion) -> Array:
         """The mass matrix at the initial positions, (n, n)."""
-        jump = ca.MX.sym("jump", motion.n)
-        momentum = self.equations.written_out([motion.sparse.impulse_balance(jump, [])[0]])
+        speeds, momentum = motion.sparse.momentum
         symbols, values = self._fixed
-        function = ca.Function("momentum", [jump, self.equations.q, *symbols], momentum)
+        inputs = [speeds, self.equations.q, *symbols]
+        function = ca.Function("momentum", inputs, self.equations.written_out([momentum]))
         return np.asarray(function(ca.DM.eye(motion.n), ca.DM(self.q), *values))
 
     def _check_mass(self, mode: str, motion: Motion) -> None:

@@ -59,6 +59,28 @@ class Motion:
         """The Jacobian of the constraints, (m, n)."""
         return ca.jacobian(self.phi, self.q)
 
+    # positions in which the constraints are stated, and their rates
+
+    @property
+    def places(self) -> ca.MX:
+        """The positions, a column."""
+        return self.q
+
+    @property
+    def speeds(self) -> ca.MX:
+        """Their rates."""
+        return self.v
+
+    @property
+    def accelerations(self) -> ca.MX:
+        """Their second derivatives."""
+        return self.a
+
+    @property
+    def by_places(self) -> ca.MX:
+        """The Jacobian of the constraints by `places`."""
+        return self.phi_q
+
     @cached_property
     def phi_t(self) -> ca.MX:
         """The partial derivative of the constraints with respect to time, (m, 1)."""
@@ -67,13 +89,13 @@ class Motion:
     @cached_property
     def velocity(self) -> ca.MX:
         """Phi_q v + Phi_t, (m, 1) (eq. 27b)."""
-        return self.phi_q @ self.v + self.phi_t
+        return self.by_places @ self.speeds + self.phi_t
 
     @cached_property
     def gamma(self) -> ca.MX:
         """Phi'' - Phi_q a, (m, 1) (eq. 27c, where it is -C)."""
         rate = self.velocity
-        return ca.jacobian(rate, self.q) @ self.v + ca.jacobian(rate, self.t)
+        return ca.jacobian(rate, self.places) @ self.speeds + ca.jacobian(rate, self.t)
 
     @property
     def bends(self) -> bool:
@@ -108,7 +130,13 @@ class Motion:
     @property
     def along_constraints(self) -> ca.MX:
         """Phi_q a, (m, 1)."""
-        return self.phi_q @ self.a
+        return self.by_places @ self.accelerations
+
+    @cached_property
+    def momentum(self) -> tuple[ca.MX, ca.MX]:
+        """Symbols for velocities, and M times these, (n, 1) each."""
+        jump = ca.MX.sym("jump", self.n)
+        return jump, self.impulse_balance(jump, [])[0]
 
     def impulse_balance(
         self,

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import casadi as ca
 
+from dae_hybrid.compile.lowering import split
 from dae_hybrid.mechanics.kinematics import Declare, Labelled, Motion, Push
 from dae_hybrid.mechanics.recursion import LargeTree
 
@@ -23,33 +24,29 @@ class LargeMotion(Motion):
         return ca.vertcat(own, *(lifted.motion[kind] for lifted in self.tree.variables))
 
     @cached_property
-    def _places(self) -> ca.MX:
+    def places(self) -> ca.MX:
+        """See `Motion.places`: coordinates and poses."""
         return self._stacked(self.q, 0)
 
     @cached_property
-    def _speeds(self) -> ca.MX:
+    def speeds(self) -> ca.MX:
+        """See `Motion.speeds`."""
         return self._stacked(self.v, 1)
 
     @cached_property
-    def velocity(self) -> ca.MX:
-        """See `Motion.velocity`."""
-        return ca.jacobian(self.phi, self._places) @ self._speeds + self.phi_t
+    def accelerations(self) -> ca.MX:
+        """See `Motion.accelerations`."""
+        return self._stacked(self.a, 2)
 
     @cached_property
-    def gamma(self) -> ca.MX:
-        """See `Motion.gamma`."""
-        rate = self.velocity
-        return ca.jacobian(rate, self._places) @ self._speeds + ca.jacobian(rate, self.t)
+    def by_places(self) -> ca.MX:
+        """See `Motion.by_places`."""
+        return ca.jacobian(self.phi, self.places)
 
     @property
     def is_small(self) -> bool:
         """See `Motion.is_small`."""
         return False
-
-    @property
-    def along_constraints(self) -> ca.MX:
-        """See `Motion.along_constraints`."""
-        return ca.jacobian(self.phi, self._places) @ self._stacked(self.a, 2)
 
     @cached_property
     def _balance(self) -> tuple[ca.MX, list[Labelled]]:
@@ -62,12 +59,14 @@ class LargeMotion(Motion):
         self, pushes: list[Push], wrenches: list[ca.MX], carried: list[ca.MX | None]
     ) -> tuple[ca.MX, list[Labelled]]:
         """Wrenches on the bodies and phi_q^T multipliers as forces along all coordinates, with further equations."""
-        direct, wrenches = ca.MX.zeros(self.n), list(wrenches)
-        for phi, multipliers in pushes:
-            direct += ca.jacobian(phi, self.q).T @ multipliers
-            for i, body in enumerate(self.tree.bodies):
-                if body.lifted is not None and ca.depends_on(phi, body.lifted.pose):
-                    wrenches[i] += body.pushed(ca.jacobian(phi, body.lifted.pose).T @ multipliers)
+        nothing = ca.MX(self.places.numel(), 1)
+        pushed = sum((ca.jacobian(phi, self.places).T @ multipliers for phi, multipliers in pushes), nothing)
+        direct, *by_pose = split(pushed, [self.n, *[3] * len(self.tree.variables)])
+        pieces = iter(by_pose)
+        wrenches = [
+            wrench if body.lifted is None else wrench + body.pushed(next(pieces))
+            for body, wrench in zip(self.tree.bodies, wrenches, strict=True)
+        ]
         along, equations = self.tree.along_joints(wrenches, carried)
         return direct + self.select @ along, equations
 

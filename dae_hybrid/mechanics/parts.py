@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import casadi as ca
 
+from dae_hybrid.compile.lowering import split
 from dae_hybrid.errors import ModelError
 from dae_hybrid.mechanics.declared import Constraint, Inertia, Share
 from dae_hybrid.statement.expressions import checked_name, expression, matrix
@@ -72,13 +73,16 @@ class Components:
     def potential(self, energy: Any) -> None:
         """Add the conservative forces ``-dV/dq`` of a potential energy V(t, q, rho)."""
         value = expression("potential energy", energy, 1)
-        for coordinate in self.mechanism.coordinates.values():
-            by_q = ca.jacobian(value, coordinate.q)
-            if by_q.nnz():
-                self.share.forces.append((coordinate.q, -ca.densify(by_q).T))
-        for body in self.mechanism.bodies.values():
-            if body.lifted is not None and ca.depends_on(value, body.lifted.pose):
-                self.share.loads.append((body, body.pushed(-ca.densify(ca.jacobian(value, body.lifted.pose)).T)))
+        coordinates = list(self.mechanism.coordinates.values())
+        bodies = [body for body in self.mechanism.bodies.values() if body.lifted is not None]
+        places = [*(c.q for c in coordinates), *(body.lifted.pose for body in bodies if body.lifted is not None)]
+        pieces = split(-ca.jacobian(value, ca.vertcat(*places)).T, [place.numel() for place in places])
+        for coordinate, force in zip(coordinates, pieces, strict=False):
+            if force.nnz():
+                self.share.forces.append((coordinate.q, ca.densify(force)))
+        for body, by_pose in zip(bodies, pieces[len(coordinates) :], strict=True):
+            if by_pose.nnz():
+                self.share.loads.append((body, body.pushed(ca.densify(by_pose))))
 
     def inertia(self, coordinates: Any, mass: Any) -> None:
         """Add a block to the mass matrix: ``kinetic energy += v^T mass v / 2`` for the velocities of `coordinates`.

@@ -10,17 +10,24 @@ from numpy.typing import NDArray
 from dae_hybrid.codegen.kernels import Kernel
 
 
+def unknowns(n: int, m: int, k: int) -> dict[str, int]:
+    """The unknowns of a step, in order, and their sizes, for n coordinates, m constraints, k poses; see below."""
+    first = {"q": n, "mu": m, "X": k, "U0": k, "A0": k, "R": k}
+    second, third = {"v": n, "sigma": m, "U": k, "W": k}, {"a": n, "kappa": m, "A": k, "K": k}
+    return first | second | third | {"A1": k}
+
+
 @dataclass(frozen=True, eq=False)
 class MotionEquations:
     """One step of an index-3 scheme with projections, for a mode with n coordinates and m constraints.
 
     The start of a step is ``s = (q, v, a, b)`` with the auxiliary acceleration b of the generalised-alpha rule (a for
-    the other rules), and its rule ``c = (h, beta, gamma, alpha_m, alpha_f)``. Its unknowns Y are, in this order,
+    the other rules), and its rule ``c = (h, beta, gamma, alpha_m, alpha_f)``. Its unknowns Y are those of `unknowns`:
 
-    * ``q, mu, X, U, A, R`` with ``mu = beta h^2 lambda``, from Newton's method. A large tree of bodies has inner
-      variables: poses X, twists U (times h), their rates A and wrenches R (both times beta h^2);
+    * ``q, mu, X, U0, A0, R`` with ``mu = beta h^2 lambda``, from Newton's method. A large tree of bodies has inner
+      variables: poses X, twists U0 (times h), their rates A0 and wrenches R (both times beta h^2);
     * ``v, sigma, U, W``, the projected velocities with multipliers and inner variables;
-    * ``a, kappa, A, W, A0``, the same of the accelerations, and the rates of twists that belong to a before.
+    * ``a, kappa, A, K, A1``, the same of the accelerations, and the rates of twists that belong to a before.
 
     The kernels have the inputs (t, c, s, Y, m, p), with t at the end of the step; Y is cut where noted.
 
@@ -32,11 +39,11 @@ class MotionEquations:
     velocities : Kernel
         Y to R -> r and y of the projection, and its matrix S: the projected values are ``y + S^-1 r``.
     accelerations : Kernel
-        Y to the first W -> r, y and A0.
+        Y to W -> r, y and A1.
     linearised : Kernel
         The derivatives of all equations by Y, s, p and m.
     inner : tuple of arrays
-        Places in x of X, U, A and W.
+        Places in x of poses, twists, their rates and wrenches.
     """
 
     q: NDArray[np.intp]  # places in x

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mechanisms import FORMS
+from mechanisms import FORMS, assert_gradients
 from trees import joints, lagrange, tree
 
 import dae_hybrid as dh
@@ -127,15 +127,7 @@ def test_the_five_bar_in_joint_coordinates_has_the_gradients_of_the_reference(ca
     exact = five_bar.reference(case)
     for formulation in (Index1(omega=10.0, reference=reference), Index2(reference=reference)):
         system = five_bar.system(case, formulation, "joint")
-        fsa = dh.forward_sensitivity(system, five_bar.t_span, **OPTIONS)
-        np.testing.assert_allclose([event.time for event in fsa.events], exact.event_times, rtol=0, atol=1e-9)
-        for name, gradient in exact.gradients.items():
-            known = np.isfinite(gradient)
-            if not known.any():
-                continue
-            asa = dh.adjoint_gradient(system, five_bar.t_span, name, **OPTIONS)
-            for found in (fsa.gradient[name], asa.gradient):
-                np.testing.assert_allclose(found[known], gradient[known], rtol=1e-7)
+        assert_gradients(system, exact, OPTIONS, times=1e-9, rtol=1e-7)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mechanisms import assert_gradients
 from trees import joints, lagrange, tree
 
 import dae_hybrid as dh
@@ -67,15 +68,7 @@ def test_the_five_bar_has_the_gradients_of_the_reference(case, form):
     exact = five_bar.reference(case)
     with written_out(1):
         system = five_bar.mechanism(case, coordinates="joint").build(form)
-    fsa = dh.forward_sensitivity(system, five_bar.t_span, **OPTIONS)
-    np.testing.assert_allclose([event.time for event in fsa.events], exact.event_times, rtol=0, atol=1e-7)
-    for name, gradient in exact.gradients.items():
-        known = np.isfinite(gradient)
-        if not known.any():
-            continue
-        asa = dh.adjoint_gradient(system, five_bar.t_span, name, **OPTIONS)
-        for found in (fsa.gradient[name], asa.gradient):
-            np.testing.assert_allclose(found[known], gradient[known], rtol=1e-5, atol=1e-6 * np.nanmax(abs(gradient)))
+    assert_gradients(system, exact, OPTIONS, times=1e-7, rtol=1e-5, share=1e-6)
 
 
 @pytest.mark.parametrize("case", ["smooth", "newton", "latch"])
@@ -97,7 +90,7 @@ def test_ali3p_takes_the_same_steps(case):
 
 
 def chain(n, *, hit=False):
-    """Bars and sliders that hang on one another, with a spring to the ground at the tip."""
+    """Bars and sliders that hang on one another, with springs and dampers in the joints."""
     mech = Mechanism("chain")
     length, e = mech.parameter("L", 0.4), mech.parameter("e", 0.5)
     at = mech.ground(0, 0)

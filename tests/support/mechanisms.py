@@ -1,6 +1,10 @@
-"""Mechanisms and formulations that several tests share."""
+"""Mechanisms and formulations that several tests share, and the comparison with the references of the five-bar."""
 
+import numpy as np
+
+import dae_hybrid as dh
 from dae_hybrid.mechanics import Index1, Index2, Mechanism, Reduced, Restitution
+from dae_hybrid.problems import five_bar
 
 #: formulations without a penalty, by name
 FORMS = {
@@ -25,3 +29,21 @@ def pendulum() -> Mechanism:
     mech.initial(swing, {bob.x: 0.6 * length, bob.y: -0.8 * length})
     mech.functional("height", terminal=bob.y)
     return mech
+
+
+def assert_gradients(system, exact, options, *, times, rtol, share=0.0):
+    """Compare event times and the gradients of both analyses with those of a reference of the five-bar.
+
+    Event times may differ by ``times``; components of a gradient by ``rtol`` of themselves, plus ``share``
+    of the largest. Components that the reference does not give (nan) are left out.
+    """
+    fsa = dh.forward_sensitivity(system, five_bar.t_span, **options)
+    np.testing.assert_allclose([event.time for event in fsa.events], exact.event_times, rtol=0, atol=times)
+    for name, gradient in exact.gradients.items():
+        known = np.isfinite(gradient)
+        if not known.any():
+            continue
+        asa = dh.adjoint_gradient(system, five_bar.t_span, name, **options)
+        atol = share * np.nanmax(abs(gradient))
+        for found in (fsa.gradient[name], asa.gradient):
+            np.testing.assert_allclose(found[known], gradient[known], rtol=rtol, atol=atol)
