@@ -3,7 +3,7 @@
     python benchmarks/linear_solvers.py
 
 One factorisation and eight solutions with it, which is what stiff runs come to, in microseconds, of a tridiagonal
-matrix, of a five-point grid and of an arrow; beside them what `dae_hybrid.adapters.sundials.structure` estimates, and
+matrix, of a five-point grid and of an arrow; beside them what `dae_hybrid.numerics.factor_structure` estimates, and
 what it chooses. Its constants are those of a machine on which the two agreed, but that a dense factorisation takes
 longer than the estimate, which is that of a grid, where it fills in more. The time of the nine calls from Python is
 taken off.
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csc_array, diags_array, eye_array, kron
 
-from dae_hybrid.adapters.sundials import structure
+from dae_hybrid.numerics import factor_structure as structure
 from dae_hybrid.adapters.sundials.library import load
 from dae_hybrid.adapters.sundials.linear import SuperLU
 

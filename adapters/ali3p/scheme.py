@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from dae_hybrid.codegen.kernels import Kernel
 from dae_hybrid.errors import ConsistencyError, NonFiniteError, StepSizeError
 from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.arrays import EPS, Array, all_finite
-from dae_hybrid.numerics.matrices import Matrix
+from dae_hybrid.numerics.matrices import Matrix, dense
 from dae_hybrid.port.integrator import Equations
 from dae_hybrid.port.motion import MotionEquations, unknowns
 from dae_hybrid.port.segment_rules import cached, completed
@@ -126,6 +126,32 @@ class AlgebraicDerivatives:
         return by_y, by_p, by_m
 
 
+class Integrands:
+    """The integrands of the functionals in a mode, at given memory and parameters."""
+
+    def __init__(self, equations: Equations, memory: Array, parameters: Array) -> None:
+        if equations.motion is None:
+            raise AssertionError(f"mode {equations.name} has no equations of motion")
+        self._e, self._kernels, self._m, self._p = equations, equations.motion.kernels, memory, parameters
+
+    def along(self, t: float, x: Array, dx: Array, dp: Array, dm: Array) -> tuple[Array, Array]:
+        """g (k) and its derivatives (d, k) along directions dx (d, n_x), dp and dm."""
+        k = self._e.functionals.size
+        if not self._e.integrates:
+            return np.zeros(k), np.zeros((len(dx), k))
+        if not len(dx):
+            return self._kernels["integrand"](t, x, self._m, self._p)[0], np.zeros((0, k))
+        g, *slopes = self._kernels["integrand_slopes"](t, x, self._m, self._p)
+        return g, sum((d @ dense(by) for d, by in zip((dx, dp, dm), slopes, strict=True)), np.zeros((len(dx), k)))
+
+    def slopes(self, t: float, x: Array, components: Sequence[int]) -> list[Array]:
+        """g_x, g_p and g_m of some functional components, (k, .) each."""
+        if not self._e.integrates:
+            return [np.zeros((len(components), size)) for size in (x.size, self._p.size, self._m.size)]
+        slopes = self._kernels["integrand_slopes"](t, x, self._m, self._p)[1:]
+        return [dense(by).T[list(components)] for by in slopes]
+
+
 class Scheme:
     """The scheme for the equations of one mode, at given memory and parameters."""
 
@@ -150,9 +176,22 @@ class Scheme:
         self.iterations = self.factorisations = 0
 
     def state(self, x: Array) -> Array:
-        """s at a consistent point."""
-        a = x[self.motion.a]
-        return np.concatenate((x[self.motion.q], x[self.motion.v], a, a))
+        """s, (..., 4 n), at consistent points (..., n_x)."""
+        a = x[..., self.motion.a]
+        return np.concatenate((x[..., self.motion.q], x[..., self.motion.v], a, a), axis=-1)
+
+    def placed(self, start: Array) -> Array:
+        """Variables x with those of s, and zeros for the others."""
+        x, n = np.zeros(self.equations.n), self.n
+        x[self.motion.q], x[self.motion.v], x[self.motion.a] = start[:n], start[n : 2 * n], start[2 * n : 3 * n]
+        return x
+
+    def of_state(self, of_s: Array) -> Array:
+        """The transpose of `state`: cotangents (k, n_x) from (k, 4 n)."""
+        x, n = np.zeros((len(of_s), self.equations.n)), self.n
+        x[:, self.motion.q], x[:, self.motion.v] = of_s[:, :n], of_s[:, n : 2 * n]
+        x[:, self.motion.a] = of_s[:, 2 * n : 3 * n] + of_s[:, 3 * n :]
+        return x
 
     def arguments(self, t: float, h: float, start: Array, unknowns: Array) -> tuple[Any, ...]:
         """The inputs of the kernels."""
@@ -188,10 +227,10 @@ class Scheme:
         if h <= SHORT_SHARE * planned:
             return self._explicit(t, h, planned, start, x0)
         y = self._newton(t, h, start, self._predicted(h, start, x0))
-        right, base, matrix = self.motion.velocities(*self.arguments(t, h, start, y))
+        right, base, matrix = self.motion.kernels["velocities"](*self.arguments(t, h, start, y))
         solve = self._factorised(matrix, t)
         y = np.concatenate((y, base + solve(right)))
-        right, base, at_old = self.motion.accelerations(*self.arguments(t, h, start, y))
+        right, base, at_old = self.motion.kernels["accelerations"](*self.arguments(t, h, start, y))
         y = np.concatenate((y, base + solve(right), at_old))
         if not all_finite(y):
             raise self._not_finite(t)
@@ -226,7 +265,7 @@ class Scheme:
     def _newton(self, t: float, h: float, start: Array, y: Array) -> Array:
         n, before = self.n, np.inf
         for _ in range(MAX_ITERATIONS):
-            residual, matrix = self.motion.newton(*self.arguments(t, h, start, y))
+            residual, matrix = self.motion.kernels["newton"](*self.arguments(t, h, start, y))
             if not all_finite(residual):
                 raise self._not_finite(t)
             correction = self._factorised(matrix, t)(residual)
@@ -283,7 +322,8 @@ class Scheme:
             return ExplicitLinearised(
                 self, step, AlgebraicDerivatives(self.equations, step.t, step.x, self.memory, self.p)
             )
-        by_y, by_s, by_p, by_m = self.motion.linearised(*self.arguments(step.t, step.h, step.start, step.unknowns))
+        arguments = self.arguments(step.t, step.h, step.start, step.unknowns)
+        by_y, by_s, by_p, by_m = self.motion.kernels["linearised"](*arguments)
         return Linearised(self, step, self._factorised(by_y, step.t), by_s, by_p, by_m)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.crossings import Turn
+from dae_hybrid.numerics.factor_structure import Indices
 from dae_hybrid.port.integrator import Equations
 
 from .driver import (
@@ -35,7 +36,6 @@ from .driver import (
     python_api,
 )
 from .library import load
-from .structure import Indices
 
 RECORD = {"nothing": 0, "steps": 1, "dense": 2}
 #: row width above which rows are not copied

@@ -17,15 +17,17 @@ import numpy as np
 from scipy.sparse import csc_array
 from scipy.sparse.linalg import spilu, splu
 
+from dae_hybrid.codegen.sparse_lu import SparseFactors
 from dae_hybrid.errors import AdapterError, OptionError
+from dae_hybrid.numerics import factor_structure
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Preconditioner
 
-from . import structure as structures
 from .backend import SolverModel
 from .header import CONSTANTS, STRUCTS
 from .library import INSTALL, Objects
 from .signal_handlers import caught
+from .structure import structure_of
 
 if TYPE_CHECKING:
     from .memory import SolverMemory
@@ -44,7 +46,7 @@ PRECONDITION_RIGHT = 2  # right preconditioning: the tested residual is the true
 KRYLOV, DROPPED, FILL = 20, 1e-4, 10.0
 #: SuperLU and the sparse factorisation keep a diagonal pivot down to this share of the column's largest entry
 PIVOT = 0.1
-Linear, SparseLU = STRUCTS["linear"], STRUCTS["sparse_lu"]
+Linear = STRUCTS["linear"]
 
 
 class _Matrix(Structure):
@@ -97,7 +99,7 @@ class SuperLU:
 
     preconditioner: Preconditioner | None = None
 
-    def __init__(self, structure: structures.Structure, values: Any, right: Any, *, incomplete: bool) -> None:
+    def __init__(self, structure: factor_structure.Structure, values: Any, right: Any, *, incomplete: bool) -> None:
         self._matrix = csc_array((values, structure.rows, structure.pointers), shape=(structure.n, structure.n))
         self._matrix.has_canonical_format = True
         self._right, self._incomplete, self._order = right, incomplete, structure.order
@@ -172,7 +174,7 @@ class LinearSystem:
     """Newton's matrix of one solver memory: the arrays used by linear.c, and the objects given to SUNDIALS."""
 
     def __init__(
-        self, objects: Objects, model: SolverModel, structure: structures.Structure, border: int, suffix: str
+        self, objects: Objects, model: SolverModel, structure: factor_structure.Structure, border: int, suffix: str
     ) -> None:
         _check_layout()
         e, self.structure, self._objects, self.library = model.equations, structure, objects, objects.library
@@ -212,14 +214,10 @@ class LinearSystem:
     def _use_sparse(self) -> None:
         """Factorise in compiled code; SuperLU is the fallback without a compiler, or if the fill exceeds the room."""
         s = self.structure
-        integers = {"l_column": s.n + 1, "u_column": s.n + 1, "l_row": s.room, "u_row": s.room, "pivot": s.n}
-        integers["work"] = 3 * s.n
-        self._factors: dict[str, Any] = {name: np.zeros(size, dtype=np.int64) for name, size in integers.items()}
-        self._factors |= {name: np.zeros(size) for name, size in (("l_value", s.room), ("u_value", s.room), ("x", s.n))}
-        self._factors |= {"column": s.pointers, "row": s.rows}
-        addresses = {name: array.ctypes.data for name, array in self._factors.items()}
-        self._lu = SparseLU(n=s.n, room=s.room, keeps=PIVOT, **addresses)
-        self.struct.lu = ctypes.addressof(self._lu)
+        if s.pointers is None or s.rows is None:
+            raise AssertionError("the structure is not sparse")
+        self._lu = SparseFactors(s.pointers, s.rows, s.room, PIVOT)
+        self.struct.lu = self._lu.address
 
     def counters(self) -> dict[str, int]:
         """Numbers of factorisations and solves so far, named after the kind of solver."""
@@ -265,7 +263,7 @@ def prepare(memory: SolverMemory, wanted: str, suffix: str) -> Callable[[], None
     The suffix is that of the callbacks.
     """
     e, objects = memory.equations, memory.objects
-    found = structures.structure_of(e, backward=bool(suffix), wanted=wanted)
+    found = structure_of(e, backward=bool(suffix), wanted=wanted)
     memory.linear_solver, memory.superlu = found.kind, None
     callback, prefix = memory.model.callback, memory.prefix
     if found.kind == "dense":

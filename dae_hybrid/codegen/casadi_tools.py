@@ -45,6 +45,13 @@ def expanded(function: ca.Function) -> ca.Function:
         return function
 
 
+def renamed(function: ca.Function, name: str) -> ca.Function:
+    """Return the function under another name."""
+    kind: Any = ca.SX if function.is_a("SXFunction") else ca.MX
+    inputs = [kind.sym(function.name_in(i), function.sparsity_in(i)) for i in range(function.n_in())]
+    return ca.Function(name, inputs, function.call(inputs))
+
+
 def jacobian(values: Any, by: Any) -> Any:
     """Differentiate a column by a column; the few rows with many dependencies are differentiated separately.
 

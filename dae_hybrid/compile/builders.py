@@ -99,9 +99,12 @@ class Builders:
         return self._builder(ModeLowering(self.model, mode, numbers), unit, outgoing)
 
     def modes(
-        self, functions: Mapping[int, dict[str, ca.Function]], compiled: Mapping[int, dict[str, NativeFunction]]
+        self,
+        functions: Mapping[int, dict[str, ca.Function]],
+        compiled: Mapping[int, dict[str, NativeFunction]],
+        of_motion: Mapping[int, dict[str, NativeFunction]],
     ) -> tuple[ModeSystem, ...]:
-        """Build all modes from the functions of the units."""
+        """Build all modes from the functions of the units, and those of the steps of equations of motion."""
         number = {name: i for i, name in enumerate(self.model.transitions)}
         units: dict[int, ModeSystem] = {}
         found = []
@@ -109,7 +112,9 @@ class Builders:
             guarded = tuple(number[t.name] for t in self.outgoing[i] if t.guard is not None)
             timed = tuple(number[t.name] for t in self.outgoing[i] if t.guard is None)
             if unit not in units:
-                units[unit] = self.units[unit].system(functions[unit], compiled[unit], guarded, timed)
+                units[unit] = self.units[unit].system(
+                    functions[unit], compiled[unit], of_motion.get(unit, {}), guarded, timed
+                )
             own = units[unit]
             found.append(of_member(own, self.names[i], i, guarded, timed, numbers) if self.is_shared(i) else own)
         return tuple(found)

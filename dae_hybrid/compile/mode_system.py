@@ -10,7 +10,7 @@ from typing import Any
 import casadi as ca
 import numpy as np
 
-from dae_hybrid.codegen.casadi_tools import dense, jacobian
+from dae_hybrid.codegen.casadi_tools import dense, jacobian, renamed
 from dae_hybrid.codegen.hoisting import hoisted
 from dae_hybrid.codegen.kernels import Kernel, NativeFunction
 from dae_hybrid.codegen.products import products
@@ -24,6 +24,7 @@ from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.matrices import compact
 from dae_hybrid.port.integrator import Equations
+from dae_hybrid.port.motion import MotionEquations, with_code
 from dae_hybrid.system.system import ModeSystem
 
 #: largest product of guards and equations for which guards at consistent points are weighted, not solved for
@@ -72,6 +73,12 @@ class ModeBuilder(ModeFunctions):
             outputs = [dense(o) for o in function.call(list(w.point))]  # MX drops structural zeros
             functions[key] = ca.Function(f"m{self.index}_{key}", list(w.point), outputs)
         return functions
+
+    @cached_property
+    def motion(self) -> MotionEquations | None:
+        """The step of the equations of motion, if the mode was stated as such."""
+        stated = self.lowering.mode.motion
+        return None if stated is None else motion_equations(self, stated)
 
     def _by_implicit_functions(self, s: Flat) -> tuple[list[Any], list[Any]]:
         """Derivatives of rates and integrands by (y, p, m), with those of z from the implicit function theorem."""
@@ -234,6 +241,7 @@ class ModeBuilder(ModeFunctions):
         self,
         functions: dict[str, ca.Function],
         compiled: dict[str, NativeFunction],
+        of_motion: dict[str, NativeFunction],
         guarded: tuple[int, ...],
         timed: tuple[int, ...],
     ) -> ModeSystem:
@@ -259,7 +267,7 @@ class ModeBuilder(ModeFunctions):
             algebraic=lowering.algebraic,
             n_singularities=self.poles,
             unwatched=self.unwatched,
-            motion=None if lowering.mode.motion is None else motion_equations(self, lowering.mode.motion),
+            motion=None if self.motion is None else with_code(self.motion, of_motion),
         )
         return ModeSystem(
             name=lowering.mode.name,
@@ -321,6 +329,14 @@ def to_compile(functions: dict[str, ca.Function], mode: ModeBuilder) -> dict[str
         return {key: apart(function, P, mode.numbers, 5) for key, function in found.items()}
     slopes = mode.flow_by_u
     return found if slopes is None else shared(found, mode.flow, slopes)
+
+
+def motion_to_compile(functions: dict[str, ca.Function], mode: ModeBuilder) -> dict[str, ca.Function]:
+    """Return the functions of a step of the equations of motion to compile, with those of the guards; see `Equations`."""
+    if mode.motion is None:
+        return {}
+    own = {key: renamed(functions[key], f"s{mode.index}_{key}") for key in ("guards", "rates")}
+    return {**mode.motion.functions, **own}
 
 
 def dense_vectors(values: list[Any], matrices: list[int]) -> list[Any]:

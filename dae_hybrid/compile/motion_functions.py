@@ -20,11 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.codegen.casadi_tools import dense, jacobian
-from dae_hybrid.codegen.kernels import Kernel
 from dae_hybrid.compile.lowering import symbols_for
 from dae_hybrid.compile.mode_functions import ModeFunctions
 from dae_hybrid.layout import Layout
-from dae_hybrid.numerics.matrices import compact
 from dae_hybrid.port.motion import MotionEquations, unknowns
 from dae_hybrid.statement.declarations import MotionStatement
 
@@ -37,7 +35,7 @@ def motion_equations(mode: ModeFunctions, stated: MotionStatement) -> MotionEqua
     if stated.projection is not None:
         given.append((f"projection matrix {where}", ca.vec(ca.densify(stated.projection))))
     own = lowering.lower("constraints", given)
-    s = symbols_for([mode.flow, own], lowering.n, mode.nm, mode.np)
+    s = symbols_for([mode.flow, mode.integrands, own], lowering.n, mode.nm, mode.np)
     kind = s.kind
     layout = Layout.of((d.name, d.size) for d in lowering.variables)
 
@@ -104,21 +102,31 @@ def motion_equations(mode: ModeFunctions, stated: MotionStatement) -> MotionEqua
     of_change = [projected(change, off) for off in (of_v, ca.substitute(of_a[1], at_a_new, explicit))]
     right = [-ca.substitute(value, change, kind.zeros(change.numel(), 1)) for value in of_change]
 
-    def kernel(name: str, parts: list[Any], columns: list[Any], matrices: list[Any]) -> Kernel:
-        values = [*map(dense, columns), *map(compact, matrices)]
+    def function(name: str, parts: list[Any], columns: list[Any], matrices: list[Any]) -> ca.Function:
         inputs = [s.t, rule, start, ca.vertcat(*parts), s.m, s.p]
-        return Kernel(ca.Function(name, inputs, values), range(len(columns), len(values)))
+        return ca.Function(f"s{mode.index}_{name}", inputs, ca.cse([*map(dense, columns), *matrices]))
 
+    g = dense(mode.integrands(*s.point))
+    slopes = [jacobian(g, by).T for by in (s.x, s.parameters, s.m)]
     whole = ca.vertcat(first, second, third, recursion)
     names = layout.labels()
     return MotionEquations(
         q_at, v_at, a_at, l_at, inner_at,
-        newton=kernel("newton", one, [first], [jacobian(first, ca.vertcat(*one))]),
-        velocities=kernel("velocities", one, [right[0], before(v_new, u_new)], [jacobian(of_change[0], change)]),
-        accelerations=kernel("accelerations", [*one, *two], [right[1], before(a_new, explicit), explicit], []),
-        linearised=kernel(
-            "linearised", every, [], [jacobian(whole, u) for u in (ca.vertcat(*every), start, s.parameters, s.m)]
-        ),
+        functions={
+            "newton": function("newton", one, [first], [jacobian(first, ca.vertcat(*one))]),
+            "residual": function("residual", one, [first], []),
+            "velocities": function(
+                "velocities", one, [right[0], before(v_new, u_new)], [jacobian(of_change[0], change)]
+            ),
+            "accelerations": function(
+                "accelerations", [*one, *two], [right[1], before(a_new, explicit), explicit], []
+            ),
+            "linearised": function(
+                "linearised", every, [], [jacobian(whole, u) for u in (ca.vertcat(*every), start, s.parameters, s.m)]
+            ),
+            "integrand": ca.Function(f"s{mode.index}_integrand", list(s.point), [g]),
+            "integrand_slopes": ca.Function(f"s{mode.index}_integrand_slopes", list(s.point), [g, *slopes]),
+        },
         newmark=stated.newmark,
         spectral_radius=stated.spectral_radius,
         labels=tuple(names[i] for i in np.concatenate((q_at, l_at, *inner_at))),

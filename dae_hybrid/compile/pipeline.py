@@ -22,7 +22,7 @@ from dae_hybrid.compile.branch_functions import branch_table
 from dae_hybrid.compile.builders import Builders
 from dae_hybrid.compile.initial_functions import build_initial
 from dae_hybrid.compile.lowering import symbols_for
-from dae_hybrid.compile.mode_system import to_compile
+from dae_hybrid.compile.mode_system import motion_to_compile, to_compile
 from dae_hybrid.compile.native_transitions import graph, point_functions
 from dae_hybrid.compile.origin import Origin
 from dae_hybrid.compile.relations import with_relations
@@ -30,6 +30,7 @@ from dae_hybrid.compile.transition_functions import check_parameters_only, of_pa
 from dae_hybrid.errors import AdapterError, ModelError
 from dae_hybrid.layout import Layout
 from dae_hybrid.port.integrator import HasLoops
+from dae_hybrid.port.motion import with_code
 from dae_hybrid.port.native_plan import TransitionGraph
 from dae_hybrid.progress import StageReport
 from dae_hybrid.statement.model import HybridModel
@@ -68,6 +69,7 @@ def build_system(
     parts.begin("functions of the integrator")
     named = {i: b.integrator_functions() for i, b in builders.units.items()}
     wanted = {("mode", i): to_compile(own, builders.units[i]) for i, own in named.items()}
+    wanted |= {("motion", i): motion_to_compile(own, builders.units[i]) for i, own in named.items()}
     functionals = Layout.of((f.name, f.size) for f in model.functionals.values())
     measurements = _measurements(model, functionals, builders)
     if native:
@@ -81,7 +83,7 @@ def build_system(
     compiled, note = compile_functions(together, native=native is True)
     functions = _by_owner(compiled)
     parts.begin("functions at points")
-    modes = builders.modes(named, functions["mode"])
+    modes = builders.modes(named, functions["mode"], functions["motion"])
 
     def connected(modes: tuple[ModeSystem, ...], functions: ByOwner) -> TransitionGraph:
         return graph(
@@ -129,12 +131,13 @@ def build_system(
 
     def finish(library: ctypes.CDLL) -> HybridSystem:
         functions = _by_owner(bound(together, library))
-        compiled = [functions["mode"][unit] for unit in builders.unit]
-        own = tuple(
-            replace(mode, equations=replace(mode.equations, compiled=f, cache={}))
-            for mode, f in zip(modes, compiled, strict=True)
-        )
-        return replace(system, modes=own, graph=connected(own, functions), compiled=True)
+        own = []
+        for mode, unit in zip(modes, builders.unit, strict=True):
+            e, code = mode.equations, functions["motion"].get(unit, {})
+            motion = None if e.motion is None else with_code(e.motion, code)
+            equations = replace(e, compiled=functions["mode"][unit], motion=motion, cache={})
+            own.append(replace(mode, equations=equations))
+        return replace(system, modes=tuple(own), graph=connected(tuple(own), functions), compiled=True)
 
     later = Later(replace(system, note=note), library, _loops(), finish)
     return later.current() if later.is_done else replace(system, later=later)
@@ -142,7 +145,7 @@ def build_system(
 
 def _by_owner(compiled: Mapping[Any, NativeFunction]) -> ByOwner:
     """Group functions by the kind of their owner, its index and their name."""
-    found: ByOwner = {"mode": {}, "transition": {}, "point": {}, "end": {0: {}}}
+    found: ByOwner = {"mode": {}, "motion": {}, "transition": {}, "point": {}, "end": {0: {}}}
     for (kind, i, key), function in compiled.items():
         found[kind].setdefault(i, {})[key] = function
     return found

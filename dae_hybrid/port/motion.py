@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+import casadi as ca
 import numpy as np
 from numpy.typing import NDArray
 
-from dae_hybrid.codegen.kernels import Kernel
+from dae_hybrid.codegen.kernels import Kernel, NativeFunction
+from dae_hybrid.numerics.matrices import compacted
 
 
 def unknowns(n: int, m: int, k: int) -> dict[str, int]:
@@ -29,19 +33,18 @@ class MotionEquations:
     * ``v, sigma, U, W``, the projected velocities with multipliers and inner variables;
     * ``a, kappa, A, K, A1``, the same of the accelerations, and the rates of twists that belong to a before.
 
-    The kernels have the inputs (t, c, s, Y, m, p), with t at the end of the step; Y is cut where noted.
+    The functions of a step have the inputs (t, c, s, Y, m, p), with t at the end of the step; Y is cut where noted.
 
     Attributes
     ----------
-    newton : Kernel
-        Y to R -> residuals of the equations of motion, times beta h^2, of the constraints, and of the inner variables;
-        derivative by Y.
-    velocities : Kernel
-        Y to R -> r and y of the projection, and its matrix S: the projected values are ``y + S^-1 r``.
-    accelerations : Kernel
-        Y to W -> r, y and A1.
-    linearised : Kernel
-        The derivatives of all equations by Y, s, p and m.
+    functions : mapping
+        ``newton``, Y to R -> residuals of the equations of motion, times beta h^2, of the constraints, and of the inner
+        variables; derivative by Y. ``residual``, the same without the derivative. ``velocities``, Y to R -> r and y of the projection, and its matrix S: the projected
+        values are ``y + S^-1 r``. ``accelerations``, Y to W -> r, y and A1. ``linearised``, Y -> the derivatives of all
+        equations by Y, s, p and m. With inputs (t, x, m, p): ``integrand`` -> g; ``integrand_slopes`` -> g and,
+        transposed, g_x, g_p and g_m. Matrices are sparse.
+    compiled : mapping
+        The same as machine code, with ``guards`` and ``rates``; empty without a compiler.
     inner : tuple of arrays
         Places in x of poses, twists, their rates and wrenches.
     """
@@ -51,10 +54,28 @@ class MotionEquations:
     a: NDArray[np.intp]
     multipliers: NDArray[np.intp]
     inner: tuple[NDArray[np.intp], ...]
-    newton: Kernel
-    velocities: Kernel
-    accelerations: Kernel
-    linearised: Kernel
+    functions: Mapping[str, ca.Function]
     newmark: tuple[float, float]
     spectral_radius: float
     labels: tuple[str, ...]  # of the rows of `newton`
+    compiled: Mapping[str, NativeFunction] = field(default_factory=dict, repr=False)
+
+    @property
+    def slopes(self) -> tuple[tuple[NDArray[np.intp], NDArray[np.intp]], ...]:
+        """Places in x of variables and of their rates of change."""
+        poses, twists, rates, _ = self.inner
+        return (self.q, self.v), (self.v, self.a), (poses, twists), (twists, rates)
+
+    @cached_property
+    def kernels(self) -> Mapping[str, Kernel]:
+        """The functions as kernels, with small matrices dense."""
+        columns = {"newton": 1, "residual": 1, "velocities": 2, "accelerations": 3, "linearised": 0, "integrand": 1, "integrand_slopes": 1}
+        return {
+            name: Kernel(compacted(function), range(columns[name], function.n_out()))
+            for name, function in self.functions.items()
+        }
+
+
+def with_code(motion: MotionEquations, compiled: Mapping[str, NativeFunction]) -> MotionEquations:
+    """Return the equations with machine code, if all functions have been compiled."""
+    return replace(motion, compiled=compiled if all(f.address is not None for f in compiled.values()) else {})

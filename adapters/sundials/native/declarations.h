@@ -13,19 +13,15 @@
  * Python parses the constants and structs of this file (header.py), and prepends constants of its own
  * (interface/native_constants.py).
  *
- * The parts form one translation unit: this file, model.c (evaluation of the model), callbacks.c (SUNDIALS callbacks),
- * linear.c and sparse.c (Newton's matrix of large systems), staggered.c (sensitivities of implicit steps),
+ * The parts form one translation unit: sparse_lu.c, which the adapters share, this file, model.c (evaluation of the model), callbacks.c (SUNDIALS callbacks),
+ * linear.c (Newton's matrix of large systems), staggered.c (sensitivities of implicit steps),
  * runge_kutta.c (explicit steps), guards.c (zeros within steps), steps.c (the loops), arrival.c (the point after an
  * event), resting_guards.c (guards at rest after an event), event_loop.c and sweep.c (forward and backward through native events),
  * stiffness.c (detection of stiffness), native_run.c (complete runs), batch.c (batches of runs, with the checks of
  * conditions.c). */
-#include <float.h>
-#include <math.h>
 #include <stddef.h>
-#include <string.h>
 #include <time.h>
 
-typedef long long integer;
 typedef void *vector;
 typedef int (*casadi_function)(const double **arg, double **res, integer *iw, double *w, int mem);
 
@@ -209,14 +205,6 @@ typedef struct {
   double *spread;                            /* n_z x n_differential if dense, else n_z; null if unused */
   double *spread_work;                       /* n_z x n; else 2 (n + n_integrals) + n_differential */
 } context;
-
-typedef struct {                             /* see sparse.c */
-  integer n, room;                           /* capacity for entries of L and of U, each */
-  const int *column, *row;                   /* pattern of the matrix, by columns */
-  double keeps;                              /* threshold for the diagonal pivot, relative to the largest entry */
-  integer *l_column, *l_row, *u_column, *u_row, *pivot, *work;
-  double *l_value, *u_value, *x;
-} sparse_lu;
 
 typedef struct linear {                      /* see linear.c; the band functions are SUNDIALS' */
   context *model;

@@ -3,7 +3,7 @@
 /* Nothing depends on the components after x (integrals, or the guide of an adjoint), so that Newton's matrix is
  *     [ M  0 ]      M = scale J + shift E,  E = 1 on the differential rows
  *     [ R  d ]
- * with J = F_x forward and its transpose backward. M is factorised as a band, as a sparse matrix in sparse.c or, with
+ * with J = F_x forward and its transpose backward. M is factorised as a band, as a sparse matrix in sparse_lu.c or, with
  * much fill, by Python; the rows R follow by substitution, however dense they are. `place` gives the position of each
  * entry of F_x in the values of M, for any storage. As a preconditioner (Krylov) the same matrix is factorised
  * incompletely. */
@@ -57,7 +57,7 @@ static int factorise(linear *l) {
   l->setups++;
   if (l->lu) {
     const int flag = factorise_sparse(l->lu, l->matrix);
-    if (flag != NO_ROOM) return flag;
+    if (flag != NO_ROOM) return flag ? RECOVERABLE : 0;
     l->lu = 0;
   }
   if (l->factor) return l->factor();

@@ -1,11 +1,24 @@
-/* ---- Sparse LU factorisation ------------------------------------------------------------------------ */
-
-/* P A = L U by columns (Gilbert and Peierls 1988): each column is solved for with the available part of L, within the
+/* Sparse LU factorisation, shared by the adapters; see sparse_lu.py.
+ *
+ * P A = L U by columns (Gilbert and Peierls 1988): each column is solved for with the available part of L, within the
  * pattern found by a depth-first search. Columns are in a fill-reducing order; rows are chosen
  * by magnitude, preferring the diagonal unless it is small against the largest entry. For matrices with little fill,
  * whose factors have no significant dense blocks. */
 
-enum { NO_ROOM = 2 };                           /* L or U exceeds its capacity */
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+typedef long long integer;
+enum { SINGULAR_MATRIX = 1, NO_ROOM = 2 };      /* no pivot, or a value that is not finite; L or U exceeds its capacity */
+
+typedef struct {
+  integer n, room;                           /* capacity for entries of L and of U, each */
+  const int *column, *row;                   /* pattern of the matrix, by columns */
+  double keeps;                              /* threshold for the diagonal pivot, relative to the largest entry */
+  integer *l_column, *l_row, *u_column, *u_row, *pivot, *work;
+  double *l_value, *u_value, *x;
+} sparse_lu;
 
 /* rows in which column k of the solution may be nonzero, from `first` on in `found`, in topological order */
 static integer reach(sparse_lu *f, integer k) {
@@ -48,7 +61,7 @@ static int factorise_sparse(sparse_lu *f, const double *values) {
     integer chosen = -1;
     for (integer q = first; q < n; q++) {
       const integer i = found[q], j = f->pivot[i];
-      if (!(fabs(x[i]) <= DBL_MAX)) return RECOVERABLE;
+      if (!(fabs(x[i]) <= DBL_MAX)) return SINGULAR_MATRIX;
       if (j < 0) {
         if (fabs(x[i]) > largest) largest = fabs(x[i]), chosen = i;
         continue;
@@ -57,7 +70,7 @@ static int factorise_sparse(sparse_lu *f, const double *values) {
       f->u_row[in_u] = j, f->u_value[in_u++] = value;
       for (integer a = f->l_column[j] + 1; a < f->l_column[j + 1]; a++) x[f->l_row[a]] -= f->l_value[a] * value;
     }
-    if (largest <= 0) return RECOVERABLE;
+    if (largest <= 0) return SINGULAR_MATRIX;
     if (f->pivot[k] < 0 && fabs(x[k]) >= f->keeps * largest) chosen = k;
     const double pivot = x[chosen];
     f->u_row[in_u] = k, f->u_value[in_u++] = pivot;
@@ -86,4 +99,18 @@ static void solve_sparse(const sparse_lu *f, double *b) {
     for (integer a = f->u_column[k]; a < last; a++) x[f->u_row[a]] -= f->u_value[a] * x[k];
   }
   memcpy(b, x, (size_t)f->n * sizeof(double));
+}
+
+/* in place: the solution with the transpose */
+static void solve_sparse_transposed(const sparse_lu *f, double *b) {
+  double *x = f->x;
+  for (integer k = 0; k < f->n; k++) {
+    const integer last = f->u_column[k + 1] - 1;
+    double sum = b[k];
+    for (integer a = f->u_column[k]; a < last; a++) sum -= f->u_value[a] * x[f->u_row[a]];
+    x[k] = sum / f->u_value[last];
+  }
+  for (integer k = f->n - 1; k >= 0; k--)
+    for (integer a = f->l_column[k] + 1; a < f->l_column[k + 1]; a++) x[k] -= f->l_value[a] * x[f->l_row[a]];
+  for (integer i = 0; i < f->n; i++) b[i] = x[f->pivot[i]];
 }

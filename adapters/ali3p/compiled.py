@@ -1,0 +1,367 @@
+"""Steps in compiled code, forwards with direct sensitivities and backwards: the struct `motion_run` of native/steps.c."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dae_hybrid.adapters.ali3p.control import (
+    LAST_STEP_SHARE,
+    LEAST_CHANGE,
+    MOST_CHANGE,
+    SAFETY,
+    Walk,
+)
+from dae_hybrid.adapters.ali3p.scheme import (
+    CONVERGED_SHARE,
+    MAX_ITERATIONS,
+    ROUNDINGS,
+    SHORT_SHARE,
+    MotionStep,
+    Scheme,
+)
+from dae_hybrid.codegen import sparse_lu
+from dae_hybrid.codegen.c_declarations import declarations
+from dae_hybrid.codegen.compiler import compile_source
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.crossings import INTERIOR_POSITION
+from dae_hybrid.numerics.factor_structure import Indices, Pattern, Structure, sparse_structure
+from dae_hybrid.port.segment_rules import cached
+
+if TYPE_CHECKING:
+    from dae_hybrid.adapters.ali3p.backward import Sweep
+    from dae_hybrid.adapters.ali3p.segment import MotionSegment
+
+#: largest number of unknowns of a dense matrix
+MAX_DENSE = 40
+#: pivots of sparse matrices stay on the diagonal down to this share of the largest entry; room for entries of the
+#: factors, in multiples of those without pivoting
+PIVOT, ROOM = 0.1, 2
+#: Newton's method keeps the factors of an iterate whose correction is below this share of the positions
+HELD_SHARE = 1e-3
+#: largest change of a determinant within a step, as a share of its value
+DETERMINANT_CHANGE = 0.25
+#: limits on a single call, between which Python handles signals: steps, and bytes of their results
+MOST_STEPS, MOST_BYTES = 1024, 1 << 22
+
+_SHARED: Mapping[str, float] = {
+    "LAST_STEP_SHARE": LAST_STEP_SHARE, "LEAST_CHANGE": LEAST_CHANGE, "MOST_CHANGE": MOST_CHANGE, "SAFETY": SAFETY,
+    "CONVERGED_SHARE": CONVERGED_SHARE, "MAX_ITERATIONS": MAX_ITERATIONS, "ROUNDINGS": ROUNDINGS,
+    "SHORT_SHARE": SHORT_SHARE, "HELD_SHARE": HELD_SHARE, "DETERMINANT_CHANGE": DETERMINANT_CHANGE,
+    "INTERIOR_POSITION": INTERIOR_POSITION,
+}  # fmt: skip
+
+
+def source() -> str:
+    """Return the C text of the steps, which is the same for all models."""
+    text = files("dae_hybrid.adapters.ali3p").joinpath("native", "steps.c").read_text()
+    return "\n".join((sparse_lu.source(), *(f"#define {name} {value!r}" for name, value in _SHARED.items()), text))
+
+
+CONSTANTS, STRUCTS = declarations(source())
+NEWTON, PROJECTION, RECURSION, LEFT, LANES = (
+    CONSTANTS[name] for name in ("NEWTON", "PROJECTION", "RECURSION", "LEFT", "LANES")
+)
+Run: Any = STRUCTS["motion_run"]
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    """The compiled steps; None without a working compiler."""
+    library = compile_source(source())
+    if library is not None:
+        for function in (library.dh_motion_steps, library.dh_motion_back):
+            function.argtypes, function.restype = [ctypes.POINTER(Run), ctypes.c_longlong], ctypes.c_int
+    return library
+
+
+@dataclass(frozen=True)
+class _Matrices:
+    """Structures of the factors, and the places in them of the entries of the matrices they are made from."""
+
+    structures: tuple[Structure, ...]
+    entries: Mapping[str, Indices]
+
+    @classmethod
+    def of(cls, scheme: Scheme) -> _Matrices:
+        """The matrices of a scheme whose functions are compiled."""
+        code, at = scheme.motion.compiled, scheme.at
+        whole = code["linearised"].pattern(0)
+        blocks = (slice(0, at["v"].start), slice(at["A1"].start, at.size))
+        inner = [_block(whole, block) for block in blocks]
+        tangent, projection = (_block(code[name].pattern(i), slice(0, None)) for name, i in (("newton", 1), ("velocities", 2)))
+        newton = _structure(tangent, inner[0])
+        others = [_structure(entries) for entries in (projection, inner[1])]
+        entries = {
+            "of_tangent": newton[1][0], "of_positions": newton[1][1],
+            "of_projection": others[0][1][0], "of_recursion": others[1][1][0],
+        }  # fmt: skip
+        return cls((newton[0], others[0][0], others[1][0]), entries)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Rows and columns of the entries of a matrix that lie in a square block on its diagonal."""
+
+    n: int
+    inside: NDArray[np.bool_]
+    rows: Indices
+    columns: Indices
+
+
+def _block(pattern: tuple[Indices, Indices], block: slice) -> _Block:
+    pointers, rows = pattern
+    n = len(pointers) - 1
+    start, stop, _ = block.indices(n)
+    columns = np.repeat(np.arange(n), np.diff(pointers))
+    inside = (rows >= start) & (rows < stop) & (columns >= start) & (columns < stop)
+    return _Block(stop - start, inside, rows[inside] - start, columns[inside] - start)
+
+
+def _structure(*blocks: _Block) -> tuple[Structure, list[Indices]]:
+    """The storage of the factors of matrices of one size, and the places of the entries of each; -1 outside the block."""
+    n = blocks[0].n
+    rows, columns = (np.concatenate([getattr(b, name) for b in blocks]) for name in ("rows", "columns"))
+    structure = Structure("dense", n, rows + n * columns, *(np.zeros(0, dtype=np.int64),) * 3, size=n * n)
+    if n > MAX_DENSE:
+        structure = sparse_structure(Pattern.of(n, rows, columns, 0))[0]
+    places, first = [], 0
+    for b in blocks:
+        place = np.full(b.inside.size, -1, dtype=np.int64)
+        place[b.inside] = structure.place[first : first + b.rows.size]
+        places.append(place)
+        first += b.rows.size
+    return structure, places
+
+
+def _matrices(scheme: Scheme) -> _Matrices:
+    found: _Matrices = cached(scheme.equations, ("ali3p", "matrices"), lambda: _Matrices.of(scheme))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Stretch:
+    """Steps taken in compiled code: a row for each, with t, h, s at its start, its unknowns and x at its end."""
+
+    rows: Array
+
+    def steps(self, scheme: Scheme) -> list[MotionStep]:
+        """The steps one by one."""
+        found = []
+        for row in self.rows:
+            start, unknowns, x = np.split(row[2:], np.cumsum((4 * scheme.n, scheme.at.size)))
+            found.append(MotionStep(row[0], row[1], row[1], start, unknowns, scheme.end(unknowns, start), x))
+        return found
+
+
+class CompiledSteps:
+    """The compiled steps of one segment, and the arrays that they share with C."""
+
+    @classmethod
+    def of(cls, walk: Walk, n_directions: int, *, monitored: bool) -> CompiledSteps | None:
+        """The steps of a walk; None if the functions of the model are not compiled.
+
+        With `monitored`, the steps stop before one within which a guard may become zero.
+        """
+        if not walk.scheme.motion.compiled or (library := _library()) is None:
+            return None
+        if any(s.kind == "sparse" and not s.room for s in _matrices(walk.scheme).structures):
+            return None  # factors are nearly full
+        return cls(walk, library, n_directions, monitored=monitored)
+
+    def __init__(self, walk: Walk, library: ctypes.CDLL, n_directions: int, *, monitored: bool) -> None:
+        self.walk, self._library = walk, library
+        scheme, options = walk.scheme, walk.options
+        e, motion, at = scheme.equations, scheme.motion, scheme.at
+        self._arrays: dict[str, Any] = {}
+        self._factors: list[Any] = []
+        n, d = scheme.n, n_directions
+        code = motion.compiled
+        self._n_integrals = k = e.functionals.size if e.integrates else 0
+        self._own = e.n_guards - e.n_singularities
+        guards = e.n_guards if monitored else 0
+        self._sizes = (n, d, e.n, at.size)
+        sizes = np.max([f.work_sizes for f in code.values()], axis=0)
+        run = self.run = Run(
+            **{name: f.address for name, f in code.items()},
+            n=n, n_x=e.n, n_p=e.n_parameters, n_m=e.n_memory, n_unknowns=at.size, n_integrals=k, n_guards=guards,
+            n_directions=d, n_groups=-(-d // LANES), n_own=self._own, v_first=at["v"].start, a_first=at["a"].start,
+            t0=walk.task.t0, end=walk.end, longest=walk.longest, shortest=walk.shortest, controlled=walk.controlled,
+            rtol=options.rtol, resolution=e.resolution,
+        )  # fmt: skip
+        run.rule[1:] = scheme.rule
+        for name, size, kind in zip(("arg", "res", "iw", "w"), sizes, (np.intp, np.intp, np.int64, float), strict=True):
+            self._share(name, np.zeros(max(int(size), 8), kind))
+        self._share("memory", scheme.memory)
+        self._share("parameters", scheme.p)
+        self._share("absolute", options.absolute(e.variables))
+        for name, shape in {
+            "start": 4 * n, "unknowns": at.size, "x": e.n, "new_start": 4 * n, "new_x": e.n,
+            **{name: (-(-d // LANES), size, LANES) for name, size in {
+                "ds": 4 * n, "dx": e.n, "dp": e.n_parameters, "dm": e.n_memory, "new_ds": 4 * n, "new_dx": e.n,
+                "dg": k, "of_integrals": k,
+            }.items()}, "g": k, "integrals": k,
+            "guard": guards, "seen": 2 * guards, "inside": 2 * guards + e.n, "speed": self._own, "largest": guards,
+            "work": LANES * at.size + e.n + k * (1 + d + LANES),
+        }.items():  # fmt: skip
+            self._share(name, np.zeros(shape))
+        outputs = {
+            "tangent": ("newton", 1), "projection": ("velocities", 2),
+            **{name: ("linearised", i) for i, name in enumerate(("by_unknowns", "by_start", "by_p", "by_m"))},
+            **{name: ("integrand_slopes", 1 + i) for i, name in enumerate(("g_x", "g_p", "g_m"))},
+        }  # fmt: skip
+        for name, (function, output) in outputs.items():
+            pointers, rows = code[function].pattern(output)
+            values = self._arrays[name] = np.zeros(rows.size)
+            setattr(run, name, STRUCTS["sparse"](pointers.ctypes.data, rows.ctypes.data, values.ctypes.data, pointers.size - 1))
+        matrices = _matrices(scheme)
+        for i, structure in enumerate(matrices.structures):
+            run.factors[i] = self._factorisation(structure)
+        for name, places in matrices.entries.items():
+            getattr(run, name).at = places.ctypes.data
+        self._matrices = matrices
+        inner = motion.inner[0].size
+        widths = [(0, at["v"].start, NEWTON), (at["v"].start, at["a"].start - at["v"].start, PROJECTION)]
+        widths += [(at["A1"].start, inner, RECURSION), (at["a"].start, at["A1"].start - at["a"].start, PROJECTION)]
+        for i, block in enumerate(widths):
+            run.blocks[i] = STRUCTS["block"](*block)
+        self._place("results", scheme.results)
+        self._place("added", scheme.added)
+        poses, twists, rates, wrenches = motion.inner
+        self._place("q", [(motion.q, "q")])
+        self._place("v", [(motion.v, "v")])
+        self._place("multipliers", [(motion.multipliers, "mu")])
+        for name, places, unknown in (
+            ("poses", poses, "X"), ("twists", twists, "U0"), ("rates_of_twists", rates, "A0"), ("wrenches", wrenches, "R")
+        ):  # fmt: skip
+            self._place(name, [(places, unknown)])
+        self._share("variable", np.concatenate([at for at, _ in motion.slopes]).astype(np.int64))
+        self._share("slope", np.concatenate([rate for _, rate in motion.slopes]).astype(np.int64))
+        run.n_slopes = self._arrays["slope"].size
+
+    def _share(self, name: str, array: NDArray[Any]) -> None:
+        self._arrays[name] = array = np.ascontiguousarray(array)
+        setattr(self.run, name, array.ctypes.data)
+
+    def _place(self, name: str, pairs: list[tuple[NDArray[np.intp], str]]) -> None:
+        at = self.walk.scheme.at
+        variables = np.concatenate([places for places, _ in pairs]).astype(np.int64)
+        unknowns = np.concatenate([np.arange(at[unknown].start, at[unknown].stop) for _, unknown in pairs]).astype(np.int64)
+        self._arrays[name] = variables, unknowns
+        setattr(self.run, name, STRUCTS["places"](variables.ctypes.data, unknowns.ctypes.data, variables.size))
+
+    def _factorisation(self, s: Structure) -> Any:
+        """The struct `factors` of a matrix."""
+        values, moved, pivots = np.zeros(s.size), np.zeros(s.n), np.zeros(s.n, dtype=np.int64)
+        found = STRUCTS["factors"](s.n, s.size, values.ctypes.data, moved.ctypes.data, pivots.ctypes.data)
+        lu = None
+        if s.pointers is not None and s.rows is not None:
+            order, equations = (np.ascontiguousarray(a, dtype=np.int64) for a in (s.order, s.equations))
+            lu = sparse_lu.SparseFactors(s.pointers, s.rows, ROOM * s.room, PIVOT), order, equations
+            found.order, found.equations, found.lu = order.ctypes.data, equations.ctypes.data, lu[0].address
+        self._factors.append((values, moved, pivots, lu))
+        return found
+
+    # -- forwards ---------------------------------------------------------------------------------------
+
+    def forward(self, segment: MotionSegment) -> Array:
+        """Take steps from the last point of a segment and move it there; return a row (t, x, dx) for each step."""
+        a, monitor, scheme = self._arrays, segment.monitor, self.walk.scheme
+        for name in ("ds", "dx", "dp", "dm"):
+            self._set_lanes(name, getattr(segment, name))
+        if self._n_integrals:
+            a["g"][:], a["integrals"][:] = segment.g, segment.integrals
+            self._set_lanes("dg", segment.dg)
+            self._set_lanes("of_integrals", segment.of_integrals)
+        guards, rates = monitor.latest
+        a["guard"][:], a["largest"][:] = guards, np.abs(guards)
+        a["speed"][:] = np.fmax(np.abs(rates), monitor.pace.speed)[: self._own]
+        _, d, n_x, _ = self._sizes
+        rows = self._steps("rows", 1 + n_x * (1 + d))
+        monitor.evaluations += self.run.guard_evaluations
+        self.run.guard_evaluations = 0
+        scheme.iterations += self.run.iterations
+        scheme.factorisations += self.run.factorisations
+        self.run.iterations = self.run.factorisations = 0
+        if len(rows):
+            segment.ds = self._lanes("ds")
+            if self._n_integrals:
+                segment.g, segment.integrals = a["g"].copy(), a["integrals"].copy()
+                segment.dg, segment.of_integrals = self._lanes("dg"), self._lanes("of_integrals")
+        return rows
+
+    def _set_lanes(self, name: str, rows: Array) -> None:
+        """Set an array by groups of directions from one row per direction."""
+        for i, row in enumerate(rows):
+            self._arrays[name][i // LANES, :, i % LANES] = row
+
+    def _lanes(self, name: str) -> Array:
+        """One row per direction."""
+        _, d, *_ = self._sizes
+        groups = self._arrays[name]
+        return np.asarray(groups.swapaxes(1, 2).reshape(-1, groups.shape[1])[:d])
+
+    def columns(self, rows: Array) -> tuple[Array, Array, Array]:
+        """t (k), x (k, n_x) and dx (k, d, n_x) from rows."""
+        _, d, n_x, _ = self._sizes
+        return rows[:, 0], rows[:, 1 : 1 + n_x], rows[:, 1 + n_x :].reshape(len(rows), d, n_x)
+
+    @property
+    def guard_speeds(self) -> Array:
+        """Largest rates of the guards of transitions in the last steps."""
+        found: Array = self._arrays["speed"]
+        return found
+
+    @property
+    def largest_guards(self) -> Array:
+        """Largest magnitudes of all guards in the last steps."""
+        found: Array = self._arrays["largest"]
+        return found
+
+    def retake(self) -> Stretch | None:
+        """Take steps for the adjoint; None if the next one is left to Python."""
+        n, _, n_x, n_unknowns = self._sizes
+        rows = self._steps("history", 2 + 4 * n + n_unknowns + n_x)
+        return Stretch(rows) if len(rows) else None
+
+    def _steps(self, name: str, width: int) -> Array:
+        """Move the walk by compiled steps; return the rows that they write to the array of that name."""
+        run, walk = self.run, self.walk
+        most = min(MOST_STEPS, max(1, MOST_BYTES // (8 * width)), walk.budget - walk.count)
+        rows = np.zeros((max(most, 0), width))
+        setattr(run, name, rows.ctypes.data)
+        run.t, run.h, run.count = walk.t, walk.h, walk.count
+        self._arrays["start"][:], self._arrays["x"][:] = walk.start, walk.x
+        self._library.dh_motion_steps(ctypes.byref(run), most)
+        setattr(run, name, None)
+        taken, walk.h = run.count - walk.count, run.h
+        walk.rejected += run.failures
+        run.failures = 0
+        if taken:
+            walk.t, walk.count = run.t, run.count
+            walk.start, walk.x = self._arrays["start"].copy(), self._arrays["x"].copy()
+        return rows[:taken]
+
+    # -- backwards --------------------------------------------------------------------------------------
+
+    def backward(self, sweep: Sweep, stretch: Stretch) -> bool:
+        """Go back over steps; return whether that was possible."""
+        run, k = self.run, len(sweep.components)
+        own = {name: np.array(getattr(sweep, name), order="C") for name in ("of_s", "of_p", "of_m")}
+        components = np.array(sweep.components, dtype=np.int64)
+        run.n_components, run.components, run.later = k, components.ctypes.data, sweep.later
+        run.of_end, run.of_p, run.of_m = (array.ctypes.data for array in own.values())
+        run.history = stretch.rows.ctypes.data
+        flag = self._library.dh_motion_back(ctypes.byref(run), len(stretch.rows))
+        run.history = None
+        if flag == LEFT:
+            return False
+        sweep.of_s, sweep.of_p, sweep.of_m, sweep.later = *own.values(), run.later
+        return True
