@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csc_array, diags_array, eye_array, kron
 
-from dae_hybrid.numerics import factor_structure as structure
 from dae_hybrid.adapters.sundials.library import load
 from dae_hybrid.adapters.sundials.linear import SuperLU
+from dae_hybrid.numerics import factor_structure as structure
 
 SOLUTIONS = 8
 

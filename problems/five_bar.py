@@ -72,7 +72,7 @@ MASSES = (1.0, 1.5, 1.5, 1.0)
 
 
 def mechanism(case: Case = "elastic", *, coordinates: Coordinates = "natural", quadratures: bool = False) -> Mechanism:
-    """The mechanism in natural coordinates, or in joint coordinates with one loop (not for ``"elastic"``).
+    """The mechanism in natural coordinates, or in joint coordinates with one loop.
 
     With `quadratures` the integrals z are states too, ``sol["z1"]`` to ``sol["z3"]``.
     """

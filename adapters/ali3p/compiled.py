@@ -1,4 +1,4 @@
-"""Steps in compiled code, forwards with direct sensitivities and backwards: the struct `motion_run` of native/steps.c."""
+"""Compiled steps, forwards with direct sensitivities and backwards: the struct `motion_run` of native/steps.c."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MAX_DENSE = 40
 #: factors, in multiples of those without pivoting
 PIVOT, ROOM = 0.1, 2
 #: Newton's method keeps the factors of an iterate whose correction is below this share of the positions
-HELD_SHARE = 1e-3
+HELD_SHARE = 1e-6
 #: largest change of a determinant within a step, as a share of its value
 DETERMINANT_CHANGE = 0.25
 #: limits on a single call, between which Python handles signals: steps, and bytes of their results
@@ -95,15 +95,18 @@ class _Matrices:
         code, at = scheme.motion.compiled, scheme.at
         whole = code["linearised"].pattern(0)
         blocks = (slice(0, at["v"].start), slice(at["A1"].start, at.size))
-        inner = [_block(whole, block) for block in blocks]
-        tangent, projection = (_block(code[name].pattern(i), slice(0, None)) for name, i in (("newton", 1), ("velocities", 2)))
-        newton = _structure(tangent, inner[0])
-        others = [_structure(entries) for entries in (projection, inner[1])]
+        positions, rates = (_block(whole, block) for block in blocks)
+        tangent, change = (
+            _block(code[name].pattern(i), slice(0, None)) for name, i in (("newton", 1), ("velocities", 2))
+        )
+        newton, (of_tangent, of_positions) = _structure(tangent, positions)
+        projection, (of_projection,) = _structure(change)
+        recursion, (of_recursion,) = _structure(rates)
         entries = {
-            "of_tangent": newton[1][0], "of_positions": newton[1][1],
-            "of_projection": others[0][1][0], "of_recursion": others[1][1][0],
+            "of_tangent": of_tangent, "of_positions": of_positions, "of_projection": of_projection,
+            "of_recursion": of_recursion,
         }  # fmt: skip
-        return cls((newton[0], others[0][0], others[1][0]), entries)
+        return cls((newton, projection, recursion), entries)
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ def _block(pattern: tuple[Indices, Indices], block: slice) -> _Block:
 
 
 def _structure(*blocks: _Block) -> tuple[Structure, list[Indices]]:
-    """The storage of the factors of matrices of one size, and the places of the entries of each; -1 outside the block."""
+    """The storage of the factors of matrices of one size, and the places of their entries, -1 outside the blocks."""
     n = blocks[0].n
     rows, columns = (np.concatenate([getattr(b, name) for b in blocks]) for name in ("rows", "columns"))
     structure = Structure("dense", n, rows + n * columns, *(np.zeros(0, dtype=np.int64),) * 3, size=n * n)
@@ -220,7 +223,8 @@ class CompiledSteps:
         for name, (function, output) in outputs.items():
             pointers, rows = code[function].pattern(output)
             values = self._arrays[name] = np.zeros(rows.size)
-            setattr(run, name, STRUCTS["sparse"](pointers.ctypes.data, rows.ctypes.data, values.ctypes.data, pointers.size - 1))
+            addresses = (array.ctypes.data for array in (pointers, rows, values))
+            setattr(run, name, STRUCTS["sparse"](*addresses, pointers.size - 1))
         matrices = _matrices(scheme)
         for i, structure in enumerate(matrices.structures):
             run.factors[i] = self._factorisation(structure)
@@ -235,15 +239,13 @@ class CompiledSteps:
         self._place("results", scheme.results)
         self._place("added", scheme.added)
         poses, twists, rates, wrenches = motion.inner
-        self._place("q", [(motion.q, "q")])
-        self._place("v", [(motion.v, "v")])
-        self._place("multipliers", [(motion.multipliers, "mu")])
         for name, places, unknown in (
-            ("poses", poses, "X"), ("twists", twists, "U0"), ("rates_of_twists", rates, "A0"), ("wrenches", wrenches, "R")
+            ("q", motion.q, "q"), ("v", motion.v, "v"), ("multipliers", motion.multipliers, "mu"),
+            ("poses", poses, "X"), ("twists", twists, "U0"), ("rates_of_twists", rates, "A0"), ("wrenches", wrenches, "R"),
         ):  # fmt: skip
             self._place(name, [(places, unknown)])
-        self._share("variable", np.concatenate([at for at, _ in motion.slopes]).astype(np.int64))
-        self._share("slope", np.concatenate([rate for _, rate in motion.slopes]).astype(np.int64))
+        for name, places in zip(("variable", "slope"), zip(*motion.slopes, strict=True), strict=True):
+            self._share(name, np.concatenate(places).astype(np.int64))
         run.n_slopes = self._arrays["slope"].size
 
     def _share(self, name: str, array: NDArray[Any]) -> None:
@@ -253,7 +255,7 @@ class CompiledSteps:
     def _place(self, name: str, pairs: list[tuple[NDArray[np.intp], str]]) -> None:
         at = self.walk.scheme.at
         variables = np.concatenate([places for places, _ in pairs]).astype(np.int64)
-        unknowns = np.concatenate([np.arange(at[unknown].start, at[unknown].stop) for _, unknown in pairs]).astype(np.int64)
+        unknowns = np.concatenate([np.arange(at.size)[at[unknown]] for _, unknown in pairs]).astype(np.int64)
         self._arrays[name] = variables, unknowns
         setattr(self.run, name, STRUCTS["places"](variables.ctypes.data, unknowns.ctypes.data, variables.size))
 

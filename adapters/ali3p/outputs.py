@@ -70,9 +70,7 @@ class Outputs:
     def _dense(self, t: Array, x: Array) -> Array:
         """Rows of `Interpolant`: t1, h, order, and the derivatives at t1."""
         h, at = np.diff(t), (NODES + 1) / 2
-        values = [
-            between(self.motion, t[:-1] + share * h, t[:-1], t[1:], x[:-1], x[1:]) if share < 1 else x[1:] for share in at
-        ]
+        values = [between(self.motion, t[:-1] + share * h, t[:-1], t[1:], x[:-1], x[1:]) for share in at[:-1]] + [x[1:]]
         derivatives = np.einsum("ij,jkn->kin", end_derivatives(), values)
         scaled = derivatives / (h[:, None] ** np.arange(COEFFICIENTS))[..., None]
         head = np.column_stack((t[1:], h, np.full(h.size, COEFFICIENTS - 1.0)))

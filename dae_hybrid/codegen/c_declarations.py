@@ -40,7 +40,8 @@ def _structs(text: str, constants: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for body, name in re.findall(r"typedef struct(?: \w+)? \{([^}]*)\} (\w+);", text):
         fields = [field for line in body.split(";") if line.strip() for field in _fields(line, found, constants)]
-        found[name] = type(name, (Structure,), {"_fields_": fields, "__slots__": (), "__doc__": f"`{name}` of the C text."})
+        members = {"_fields_": fields, "__slots__": (), "__doc__": f"`{name}` of the C text."}
+        found[name] = type(name, (Structure,), members)
     return found
 
 

@@ -35,7 +35,8 @@ from dae_hybrid.codegen.split_source import (
 from dae_hybrid.errors import UnsupportedError
 from dae_hybrid.numerics.arrays import Array
 
-MOST_FILES = 8
+#: largest number of files of a library, and the share of the largest file that is filled on purpose
+MOST_FILES, FILLED = 8, 0.8
 #: a function in CasADi's C text that describes another one, called `name`
 DESCRIPTION = re.compile(
     r"^CASADI_SYMBOL_EXPORT [^\n(]*?(?P<name>\w+?)_(?:checkout|release|incref|decref|n_in|n_out|default_in|name_in|"
@@ -174,7 +175,8 @@ def generate_files(functions: Sequence[ca.Function]) -> list[str]:
     text = generate(functions)
     if not is_long(text):
         return [text]
-    shares = shared_out(functions, files)
+    needed = -(-statements(text) // int(FILLED * MAX_STATEMENTS))
+    shares = shared_out(functions, min(max(files, needed), MOST_FILES))
     return [cut(generate(share, f"model{i}.c", in_work_vector=True)) for i, share in enumerate(shares)]
 
 

@@ -332,7 +332,7 @@ def to_compile(functions: dict[str, ca.Function], mode: ModeBuilder) -> dict[str
 
 
 def motion_to_compile(functions: dict[str, ca.Function], mode: ModeBuilder) -> dict[str, ca.Function]:
-    """Return the functions of a step of the equations of motion to compile, with those of the guards; see `Equations`."""
+    """Return the functions of a step of the equations of motion to compile, with those of the guards."""
     if mode.motion is None:
         return {}
     own = {key: renamed(functions[key], f"s{mode.index}_{key}") for key in ("guards", "rates")}

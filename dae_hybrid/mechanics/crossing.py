@@ -10,7 +10,15 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.errors import ModelError
-from dae_hybrid.mechanics.declared import Continuous, Event, Impact, Inelastic, Restitution, VelocityJump
+from dae_hybrid.mechanics.declared import (
+    Continuous,
+    Event,
+    Impact,
+    Inelastic,
+    Restitution,
+    VelocityJump,
+    shown_velocity,
+)
 from dae_hybrid.mechanics.equations import EquationsOfMotion
 from dae_hybrid.mechanics.formulations import Formulation, Index2, Penalty
 from dae_hybrid.mechanics.kinematics import Labelled, Push
@@ -277,22 +285,25 @@ class LoweredEvent:
 
     def _jump(self, impact: VelocityJump, after: ca.MX) -> tuple[ca.MX, list[ca.MX]]:
         name, freedoms = self.event.name, self.motion.n - self.motion.m
-        values = self.mechanism.assignments(impact.values, f"velocity jump of event '{name}'", ("differential",))
-        speeds = {c.v.name(): c.q for c in self.equations.coordinates}
-        wrong = [key for key in values if key not in speeds]
-        if wrong:
-            raise ModelError(f"VelocityJump names {', '.join(wrong)}, which is no velocity.", transition=name)
-        places = [i for key in values for i in self.equations.places(speeds[key])]
-        if len(places) != freedoms:
+        own, laws, size = ca.MX.zeros(self.motion.n, 1), [], 0
+        impulses = ca.vertsplit(self._impulse(self.event))
+        for speed, value in self.mechanism.velocities(impact.values, f"velocity jump of event '{name}'"):
+            (written_out,) = self.equations.written_out([speed])
+            by_v = ca.jacobian(written_out, self.equations.v)
+            if not by_v.nnz() or ca.depends_on(by_v, self.equations.v):
+                raise ModelError(f"VelocityJump names {shown_velocity(speed)}, which is no velocity.", transition=name)
+            still = ca.substitute(written_out, self.equations.v, ca.MX.zeros(self.motion.n, 1))
+            by_v, still = (self._at_target(e) for e in (by_v, still))
+            own += by_v.T @ ca.vertcat(*impulses[size : size + speed.numel()])
+            laws.append(by_v @ after + still - value)
+            size += speed.numel()
+        if size != freedoms:
             raise ModelError(
-                f"VelocityJump gives {len(places)} velocities; mode '{self.target}' has {freedoms} degrees of freedom.",
+                f"VelocityJump gives {size} velocities; mode '{self.target}' has {freedoms} degrees of freedom.",
                 transition=name,
                 remedy="Give as many independent velocities, {vx: vx, ...} for those that stay as they are.",
             )
-        impulse = self._impulse(self.event)
-        own = ca.MX.zeros(self.motion.n, 1)
-        own[places] = impulse
-        return own, [after[places] - ca.vertcat(*values.values())]
+        return own, laws
 
 
 def is_multiple(value: ca.MX, of: ca.MX) -> bool:

@@ -14,6 +14,9 @@ from dae_hybrid.statement.declarations import Direction, OnEntry, Statement
 if TYPE_CHECKING:
     from dae_hybrid.mechanics.bodies import Body
 
+#: characters of an expression in a message
+MAX_SHOWN = 60
+
 
 @dataclass(frozen=True, eq=False)
 class Coordinate(Statement):
@@ -50,7 +53,7 @@ class Share:
     forces: list[tuple[ca.MX, ca.MX]] = field(default_factory=list)  # velocities or coordinates, and forces on them
     inertias: list[Inertia] = field(default_factory=list)
     weights: list[tuple[ca.MX, ca.MX]] = field(default_factory=list)  # gravity and its direction
-    weighed: list[tuple[ca.MX, ca.MX]] = field(default_factory=list)  # positions and masses for gravity
+    weighed: list[tuple[ca.MX, ca.MX]] = field(default_factory=list)  # positions and shares of mass, for gravity
     loads: list[tuple[Body, ca.MX]] = field(default_factory=list)  # bodies, and wrenches about their centres of mass
 
 
@@ -105,10 +108,17 @@ class VelocityJump(Impact):
     Parameters
     ----------
     values : mapping of velocity to expression
-        One for every degree of freedom of the target, such as ``{vx: vx, vy: -vy}``.
+        One for every degree of freedom of the target, such as ``{vx: vx, vy: -vy}``. A velocity is that of a
+        coordinate, or an expression that is affine in these, such as ``tip.vy`` for a point of a body.
     """
 
     values: Mapping[Any, Any]
+
+
+def shown_velocity(speed: ca.MX) -> str:
+    """A velocity in a message: its name, or its expression, shortened."""
+    text = speed.name() if speed.is_symbolic() else str(speed)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ class EquationsOfMotion:
         for body, wrench in (load for share in shares for load in share.loads):
             applied[id(body)] += wrench
         for g, towards in (weight for share in shares for weight in share.weights):
-            pulls += [(place, mass * g * towards) for share in shares for place, mass in share.weighed]
+            pulls += [(place, mass @ (g * towards)) for share in shares for place, mass in share.weighed]
             for body in bodies.values():
                 applied[id(body)] += body.wrench(body.center.position, body.mass * g * towards)
         return inertias, pulls, list(applied.values())

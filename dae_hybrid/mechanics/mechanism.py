@@ -19,6 +19,7 @@ from dae_hybrid.mechanics.declared import (
     Restitution,
     Share,
     VelocityJump,
+    shown_velocity,
 )
 from dae_hybrid.mechanics.formulations import Formulation
 from dae_hybrid.mechanics.planar import Link, Planar
@@ -216,10 +217,18 @@ class Mechanism(Symbols, Planar, Tree):
         if isinstance(event.impact, Restitution):
             return 1
         if isinstance(event.impact, VelocityJump):
-            return sum(self.lookup(v, "impulse()").size for v in event.impact.values)
+            return sum(speed.numel() for speed, _ in self.velocities(event.impact.values, "impulse()"))
         raise ModelError(
             f"The impact of event '{event.name}' has no impulse of its own: ask for that of a constraint, by name."
         )
+
+    def velocities(self, values: Any, where: str) -> list[tuple[ca.MX, ca.MX]]:
+        """Velocities, of coordinates by symbol or name or any expressions, and the values given for them."""
+        found = []
+        for key, value in items(where, values):
+            speed = key if isinstance(key, ca.MX) and not key.is_symbolic() else self.lookup(key, where).symbol
+            found.append((speed, expression(f"{where}, {shown_velocity(speed)}", value, speed.numel())))
+        return found
 
     def all_constraints(self) -> dict[str, Constraint]:
         """Every constraint of every mode, by name."""

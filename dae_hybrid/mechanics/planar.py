@@ -116,8 +116,9 @@ class Planar(Components):
             Its constraint is ``|end - start|^2 - length^2 = 0``.
         mass : expression
             Total mass, 0 by default.
-        center : expression, optional
-            Distance of the centre of mass from `start`, along the bar; ``length / 2`` by default.
+        center : expression or pair of expressions, optional
+            The centre of mass: its distance from `start` along the bar and, for a body of another shape than a bar, its
+            distance to the left of the line from `start` to `end`; ``length / 2`` by default.
         inertia : expression, optional
             Moment of inertia about the centre of mass; that of a uniform bar, ``mass length^2 / 12``, by default.
         bounds : (lower, upper), optional
@@ -132,7 +133,7 @@ class Planar(Components):
         """
         length = expression("length of a bar", length, 1)
         mass = expression("mass of a bar", mass, 1)
-        center = length / 2 if center is None else expression("center of a bar", center, 1)
+        center, across = self._center(length, center)
         inertia = mass * length**2 / 12 if inertia is None else expression("inertia of a bar", inertia, 1)
         along = end.position - start.position
         ends = (start, end)
@@ -147,8 +148,22 @@ class Planar(Components):
             name or f"{start.name}-{end.name}", ca.dot(along, along) - length**2, bounds=bounds
         )
         self.mechanism.links.append(Link("bar", start, end))
-        self._bar_inertia(start, end, mass, center / length, (inertia + mass * center**2) / length**2)
+        about = (inertia + mass * (center**2 + across**2)) / length**2
+        self._bar_inertia(start, end, mass, (center / length, across / length), about)
         return multiplier
+
+    def _center(self, length: ca.MX, center: Any) -> tuple[ca.MX, ca.MX]:
+        """The centre of mass of a bar, along and across."""
+        if center is None:
+            return length / 2, ca.MX(1, 1)
+        if not isinstance(center, tuple | list):
+            return expression("center of a bar", center, 1), ca.MX(1, 1)
+        if len(center) != 2:
+            raise ModelError(
+                f"center of a bar has {len(center)} entries, expected a distance, or two: along and across."
+            )
+        along, across = (expression("center of a bar", distance, 1) for distance in center)
+        return along, across
 
     def pin(self, first: Point, second: Point, *, name: str | None = None) -> ca.MX:
         """Hold two points together: the constraint that closes a loop of bodies.
@@ -205,23 +220,25 @@ class Planar(Components):
         if point.free:
             self.share.weighed.append((point.position, mass))
 
-    def _bar_inertia(self, start: Point, end: Point, mass: ca.MX, center: ca.MX, about: ca.MX) -> None:
+    def _bar_inertia(self, start: Point, end: Point, mass: ca.MX, center: tuple[ca.MX, ca.MX], about: ca.MX) -> None:
         """Add the kinetic energy of a bar as a quadratic form in the velocities of its ends.
 
-        `center` is the centre of mass as a share of the length, `about` the moment of inertia about the start over
-        the squared length. With r = start + s (end - start) on the bar the blocks are the integrals of (1 - s)^2,
-        s (1 - s) and s^2 over the mass.
+        `center` is the centre of mass, along and across, as a share of the length, `about` the moment of inertia about
+        the start over the squared length. With r = start + (s + u J) (end - start) in the bar, where J turns by a right
+        angle, the blocks are the integrals of (1 - s)^2 + u^2, s (1 - s) - u^2 + u J and s^2 + u^2 over the mass.
         """
-        coupling = mass * center - about
-        for point, other, own, weight in (
-            (start, end, mass - 2 * mass * center + about, mass * (1 - center)),
-            (end, start, about, mass * center),
+        along, across = center
+        turn = mass * across * ca.MX(ca.DM([[0, -1], [1, 0]]))  # zero for a centre of mass on the line
+        coupling = (mass * along - about) * ca.MX.eye(2) + turn  # start by end
+        for point, other, own, weight, by_other in (
+            (start, end, mass - 2 * mass * along + about, mass * (1 - along) * ca.MX.eye(2) + turn, coupling),
+            (end, start, about, mass * along * ca.MX.eye(2) - turn, coupling.T),
         ):
             self._weigh(point, weight)
             if point.free:
                 self.inertia([point.x, point.y], own)
                 if not other.free:  # its prescribed motion causes an inertial force
-                    self._push(point, -coupling * other.acceleration)
+                    self._push(point, -by_other @ other.acceleration)
         if start.free and end.free:
-            zero, cross = ca.MX(2, 2), coupling * ca.MX.eye(2)
-            self.inertia([start.x, start.y, end.x, end.y], ca.blockcat([[zero, cross], [cross, zero]]))
+            zero = ca.MX(2, 2)
+            self.inertia([start.x, start.y, end.x, end.y], ca.blockcat([[zero, coupling], [coupling.T, zero]]))

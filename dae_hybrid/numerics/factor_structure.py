@@ -29,11 +29,11 @@ MAX_COST_RATIO = 0.9
 
 @dataclass(frozen=True)
 class Structure:
-    """Positions of the entries, of an additional diagonal, of the equations and of the unknowns in the factorised matrix.
+    """Positions of the entries, the diagonal, the equations and the unknowns in the factorised matrix.
 
-    Entry k is value `place[k]`, an additional entry on the diagonal of row i is value `diagonal[i]`; equation `equations[i]` and unknown `order[i]` are number i. A band is stored by
-    columns, with room for the fill-in of pivoting; a sparse matrix has column pointers and row
-    indices.
+    Entry k is value `place[k]`, an additional entry on the diagonal of row i is value `diagonal[i]`; equation
+    `equations[i]` and unknown `order[i]` are number i. A band is stored by columns, with room for the fill-in of
+    pivoting; a sparse matrix has column pointers and row indices.
     """
 
     kind: str  # "dense", "band", "sparse" or "krylov"

@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from dae_hybrid.codegen.kernels import Kernel, NativeFunction
 from dae_hybrid.numerics.matrices import compacted
 
+#: number of outputs of a function that are columns, not matrices; 1 for others
+COLUMNS = {"velocities": 2, "accelerations": 3, "linearised": 0}
+
 
 def unknowns(n: int, m: int, k: int) -> dict[str, int]:
     """The unknowns of a step, in order, and their sizes, for n coordinates, m constraints, k poses; see below."""
@@ -39,10 +42,10 @@ class MotionEquations:
     ----------
     functions : mapping
         ``newton``, Y to R -> residuals of the equations of motion, times beta h^2, of the constraints, and of the inner
-        variables; derivative by Y. ``residual``, the same without the derivative. ``velocities``, Y to R -> r and y of the projection, and its matrix S: the projected
-        values are ``y + S^-1 r``. ``accelerations``, Y to W -> r, y and A1. ``linearised``, Y -> the derivatives of all
-        equations by Y, s, p and m. With inputs (t, x, m, p): ``integrand`` -> g; ``integrand_slopes`` -> g and,
-        transposed, g_x, g_p and g_m. Matrices are sparse.
+        variables; derivative by Y. ``residual``, the same without the derivative. ``velocities``, Y to R -> r and y of
+        the projection, and its matrix S: the projected values are ``y + S^-1 r``. ``accelerations``, Y to W -> r, y and
+        A1. ``linearised``, Y -> the derivatives of all equations by Y, s, p and m. With inputs (t, x, m, p):
+        ``integrand`` -> g; ``integrand_slopes`` -> g and, transposed, g_x, g_p and g_m. Matrices are sparse.
     compiled : mapping
         The same as machine code, with ``guards`` and ``rates``; empty without a compiler.
     inner : tuple of arrays
@@ -69,9 +72,8 @@ class MotionEquations:
     @cached_property
     def kernels(self) -> Mapping[str, Kernel]:
         """The functions as kernels, with small matrices dense."""
-        columns = {"newton": 1, "residual": 1, "velocities": 2, "accelerations": 3, "linearised": 0, "integrand": 1, "integrand_slopes": 1}
         return {
-            name: Kernel(compacted(function), range(columns[name], function.n_out()))
+            name: Kernel(compacted(function), range(COLUMNS.get(name, 1), function.n_out()))
             for name, function in self.functions.items()
         }
 

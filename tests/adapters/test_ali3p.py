@@ -104,10 +104,11 @@ def test_sensitivities_of_positions_multipliers_velocities_and_accelerations():
         np.testing.assert_allclose(fsa[name][..., 1].ravel(), difference.ravel(), rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize(("case", "coordinates"), [("elastic", "natural"), ("latch", "natural"), ("latch", "joint")])
+@pytest.mark.parametrize("coordinates", ["natural", "joint"])
+@pytest.mark.parametrize("case", ["elastic", "newton", "latch"])
 def test_hybrid_runs_converge_to_the_reference(case, coordinates):
     system, exact, errors = bars(case, coordinates), five_bar.reference(case), []
-    for h in (8e-3, 4e-3) if case == "elastic" else (16e-3, 8e-3):
+    for h in (2e-3, 1e-3):
         fsa = dh.forward_sensitivity(system, five_bar.t_span, adapter="ali3p", fixed_step=h)
         asa = dh.adjoint_gradient(system, five_bar.t_span, "z", adapter="ali3p", fixed_step=h)
         assert len(fsa.events) == len(exact.event_times)

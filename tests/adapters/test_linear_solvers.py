@@ -14,10 +14,10 @@ from scipy.sparse import csc_array
 from scipy.sparse.linalg import splu
 
 import dae_hybrid as dh
-from dae_hybrid.numerics import factor_structure as structure
 from dae_hybrid.adapters.sundials.library import load
 from dae_hybrid.adapters.sundials.linear import RECOVERABLE, SuperLU
 from dae_hybrid.codegen import compiler, kernels, split_source
+from dae_hybrid.numerics import factor_structure as structure
 
 TIGHT: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-11, "method": "bdf"}
 OTHERS = ("band", "sparse", "krylov")
