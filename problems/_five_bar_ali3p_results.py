@@ -23,11 +23,16 @@ Array = NDArray[np.float64]
 ROWS = ("psi1", "psi2", "psi3")
 #: step of the figures, in which the effect of the projections shows, and the smallest residual on their axis
 FIGURE_STEP, FLOOR = 5e-3, 1e-17
+#: calls of which the fastest is reported
+REPEATS = 3
 
 
 @dataclass(frozen=True, eq=False)
 class Ali3pReproduction:
-    """The columns of table 7, (3, 5) each, with the processor times of the direct sensitivities in seconds."""
+    """The columns of table 7, (3, 5) each, with the processor times of the direct sensitivities in seconds.
+
+    The times include the check of the gradient at twice the step, a third of them.
+    """
 
     name: str
     title: str
@@ -61,7 +66,7 @@ class Ali3pReproduction:
             for j, parameter in enumerate(five_bar.PARAMETERS):
                 pairs = ((f"{self.columns[c][i, j]:.7g}", printed[c][i][j]) for c in self.columns)
                 rows.append([f"d{row}/d{parameter}", *(text for pair in pairs for text in pair)])
-        times = ", ".join(f"{column} {seconds:.2f} s" for column, seconds in self.cpu.items())
+        times = ", ".join(f"{column} {1e3 * seconds:.0f} ms" for column, seconds in self.cpu.items())
         discrete = max(np.abs(self.adjoints[c] / self.columns[c] - 1).max() for c in self.adjoints)
         return "\n".join(
             [
@@ -69,7 +74,7 @@ class Ali3pReproduction:
                 f"Trapezoidal rule, steps of {five_bar_ali3p.STEP:g} s; reference: continuous equations.",
                 *align(rows, left=(0,)),
                 f"Direct and adjoint sensitivities of the schemes differ by {discrete:.0e} at most.",
-                f"Processor times of the direct sensitivities: {times}.",
+                f"Processor times of the direct sensitivities, with their check at twice the step: {times}.",
             ]
         )
 
@@ -82,12 +87,12 @@ def compute(name: str, title: str, stage: Callable[[str], None]) -> Ali3pReprodu
         stage(f"{column}: building")
         system = five_bar_ali3p.system(column)
         stage(f"{column}: direct sensitivities")
-        start = process_time()
-        forward = dh.forward_sensitivity(
-            system, span, adapter="ali3p", fixed_step=five_bar_ali3p.STEP, t_eval=[span[1]]
-        )
-        cpu[column] = process_time() - start
-        columns[column] = np.asarray(forward.gradient["psi"])
+        times = []
+        for _ in range(REPEATS):
+            start = process_time()
+            forward = dh.forward_sensitivity(system, span, **options)
+            times.append(process_time() - start)
+        cpu[column], columns[column] = min(times), np.asarray(forward.gradient["psi"])
         stage(f"{column}: adjoint")
         adjoints[column] = dh.adjoint_gradient(system, span, "psi", **options).gradient
     stage("reference")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from dae_hybrid.adapters.ali3p.compiled import CompiledSteps, Stretch
-from dae_hybrid.adapters.ali3p.control import Walk
+from dae_hybrid.adapters.ali3p.control import Progress, Walk
 from dae_hybrid.adapters.ali3p.scheme import AlgebraicDerivatives, Integrands, MotionStep
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.integrator import BackwardOutcome, BackwardTask
@@ -27,9 +27,8 @@ def adjoint(task: BackwardTask, walk: Walk, wrt: Sequence[int]) -> BackwardOutco
         start = task.adjoints[:, : forward.equations.n_differential]
         return BackwardOutcome(start, *nothing, np.tile(start, (times.size, 1, 1)))
     compiled = CompiledSteps.of(walk, 0, monitored=False)
-    taken: list[Steps] = list(_steps(walk, compiled))
     nodes, samples = [forward.end], [task.adjoints[:, : forward.equations.n_differential]]
-    for part in reversed(taken):
+    for part in _backwards(walk, compiled):
         if compiled and isinstance(part, Stretch) and not times.size and compiled.backward(sweep, part):
             continue
         for step in reversed(part.steps(walk.scheme) if isinstance(part, Stretch) else [part]):
@@ -44,12 +43,30 @@ def adjoint(task: BackwardTask, walk: Walk, wrt: Sequence[int]) -> BackwardOutco
     return BackwardOutcome(start, of_p[:, list(wrt)], of_m, sampled)
 
 
-def _steps(walk: Walk, compiled: CompiledSteps | None) -> Iterator[Steps]:
+def _backwards(walk: Walk, compiled: CompiledSteps | None) -> Iterator[Steps]:
+    """Take all steps of a walk and yield them from the last one back; beyond `adjoint_memory`, take them again."""
+
+    def take() -> Steps:
+        return (compiled and compiled.retake()) or walk.step()
+
+    taken: list[tuple[Progress, Steps | None]] = []
+    size, let_go = 0, 0
     while not walk.arrived:
-        if compiled is not None and (stretch := compiled.retake()) is not None:
-            yield stretch
-        else:
-            yield walk.step()
+        progress = walk.progress
+        taken.append((progress, part := take()))
+        size += part.size
+        while size > walk.options.adjoint_memory and let_go < len(taken) - 1:
+            start, kept = taken[let_go]
+            size -= 0 if kept is None else kept.size
+            taken[let_go] = start, None
+            let_go += 1
+    last = walk.progress
+    for progress, kept in reversed(taken):
+        if kept is None:
+            walk.progress = progress
+            kept = take()
+        yield kept
+    walk.progress = last
 
 
 def _interpolated(nodes: Array, values: Array, times: Array) -> Array:

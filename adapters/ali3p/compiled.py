@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ from dae_hybrid.codegen import sparse_lu
 from dae_hybrid.codegen.c_declarations import declarations
 from dae_hybrid.codegen.compiler import compile_source
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.numerics.crossings import INTERIOR_POSITION
+from dae_hybrid.numerics.crossings import INTERIOR_POSITION, RETAINED_SHARE
 from dae_hybrid.numerics.factor_structure import Indices, Pattern, Structure, sparse_structure
 from dae_hybrid.port.segment_rules import cached
 
@@ -41,13 +41,14 @@ if TYPE_CHECKING:
 
 #: largest number of unknowns of a dense matrix
 MAX_DENSE = 40
-#: pivots of sparse matrices stay on the diagonal down to this share of the largest entry; room for entries of the
-#: factors, in multiples of those without pivoting
-PIVOT, ROOM = 0.1, 2
+#: room for entries of sparse factors, in multiples of those without pivoting
+ROOM = 2
 #: Newton's method keeps the factors of an iterate whose correction is below this share of the positions
 HELD_SHARE = 1e-6
 #: largest change of a determinant within a step, as a share of its value
 DETERMINANT_CHANGE = 0.25
+#: the rates of a guard are not evaluated if it would take this many steps to reach zero at its largest speed so far
+FAR_STEPS = 50.0
 #: limits on a single call, between which Python handles signals: steps, and bytes of their results
 MOST_STEPS, MOST_BYTES = 1024, 1 << 22
 
@@ -55,7 +56,7 @@ _SHARED: Mapping[str, float] = {
     "LAST_STEP_SHARE": LAST_STEP_SHARE, "LEAST_CHANGE": LEAST_CHANGE, "MOST_CHANGE": MOST_CHANGE, "SAFETY": SAFETY,
     "CONVERGED_SHARE": CONVERGED_SHARE, "MAX_ITERATIONS": MAX_ITERATIONS, "ROUNDINGS": ROUNDINGS,
     "SHORT_SHARE": SHORT_SHARE, "HELD_SHARE": HELD_SHARE, "DETERMINANT_CHANGE": DETERMINANT_CHANGE,
-    "INTERIOR_POSITION": INTERIOR_POSITION,
+    "INTERIOR_POSITION": INTERIOR_POSITION, "FAR_STEPS": FAR_STEPS, "RETAINED_SHARE": RETAINED_SHARE,
 }  # fmt: skip
 
 
@@ -70,6 +71,8 @@ NEWTON, PROJECTION, RECURSION, LEFT, LANES = (
     CONSTANTS[name] for name in ("NEWTON", "PROJECTION", "RECURSION", "LEFT", "LANES")
 )
 Run: Any = STRUCTS["motion_run"]
+#: functions and outputs of the matrices that are factorised; the last one in part
+MATRICES = (("newton", 1), ("velocities", 2), ("linearised", 0))
 
 
 @cache
@@ -82,70 +85,37 @@ def _library() -> ctypes.CDLL | None:
     return library
 
 
-@dataclass(frozen=True)
-class _Matrices:
-    """Structures of the factors, and the places in them of the entries of the matrices they are made from."""
+class _Matrix(NamedTuple):
+    """A matrix that is factorised: its storage, and the places in it of the entries of an output, -1 outside."""
 
-    structures: tuple[Structure, ...]
-    entries: Mapping[str, Indices]
-
-    @classmethod
-    def of(cls, scheme: Scheme) -> _Matrices:
-        """The matrices of a scheme whose functions are compiled."""
-        code, at = scheme.motion.compiled, scheme.at
-        whole = code["linearised"].pattern(0)
-        blocks = (slice(0, at["v"].start), slice(at["A1"].start, at.size))
-        positions, rates = (_block(whole, block) for block in blocks)
-        tangent, change = (
-            _block(code[name].pattern(i), slice(0, None)) for name, i in (("newton", 1), ("velocities", 2))
-        )
-        newton, (of_tangent, of_positions) = _structure(tangent, positions)
-        projection, (of_projection,) = _structure(change)
-        recursion, (of_recursion,) = _structure(rates)
-        entries = {
-            "of_tangent": of_tangent, "of_positions": of_positions, "of_projection": of_projection,
-            "of_recursion": of_recursion,
-        }  # fmt: skip
-        return cls((newton, projection, recursion), entries)
+    structure: Structure
+    places: Indices
 
 
-@dataclass(frozen=True)
-class _Block:
-    """Rows and columns of the entries of a matrix that lie in a square block on its diagonal."""
-
-    n: int
-    inside: NDArray[np.bool_]
-    rows: Indices
-    columns: Indices
-
-
-def _block(pattern: tuple[Indices, Indices], block: slice) -> _Block:
+def _matrix(pattern: tuple[Indices, Indices], first: int = 0) -> _Matrix:
+    """The block on the diagonal of an output that consists of its rows and columns from `first` on."""
     pointers, rows = pattern
-    n = len(pointers) - 1
-    start, stop, _ = block.indices(n)
-    columns = np.repeat(np.arange(n), np.diff(pointers))
-    inside = (rows >= start) & (rows < stop) & (columns >= start) & (columns < stop)
-    return _Block(stop - start, inside, rows[inside] - start, columns[inside] - start)
-
-
-def _structure(*blocks: _Block) -> tuple[Structure, list[Indices]]:
-    """The storage of the factors of matrices of one size, and the places of their entries, -1 outside the blocks."""
-    n = blocks[0].n
-    rows, columns = (np.concatenate([getattr(b, name) for b in blocks]) for name in ("rows", "columns"))
-    structure = Structure("dense", n, rows + n * columns, *(np.zeros(0, dtype=np.int64),) * 3, size=n * n)
+    columns = np.repeat(np.arange(len(pointers) - 1), np.diff(pointers))
+    inside = (rows >= first) & (columns >= first)
+    n, row, column = len(pointers) - 1 - first, rows[inside] - first, columns[inside] - first
+    none = np.zeros(0, dtype=np.int64)
+    structure = Structure("dense", n, row + n * column, none, none, none, size=n * n)
     if n > MAX_DENSE:
-        structure = sparse_structure(Pattern.of(n, rows, columns, 0))[0]
-    places, first = [], 0
-    for b in blocks:
-        place = np.full(b.inside.size, -1, dtype=np.int64)
-        place[b.inside] = structure.place[first : first + b.rows.size]
-        places.append(place)
-        first += b.rows.size
-    return structure, places
+        structure = sparse_structure(Pattern.of(n, row, column, 0))[0]
+    places = np.full(rows.size, -1, dtype=np.int64)
+    places[inside] = structure.place
+    return _Matrix(structure, places)
 
 
-def _matrices(scheme: Scheme) -> _Matrices:
-    found: _Matrices = cached(scheme.equations, ("ali3p", "matrices"), lambda: _Matrices.of(scheme))
+def _matrices(scheme: Scheme) -> tuple[_Matrix, ...]:
+    """The matrices of Newton's method, of the projections and of the rates of twists."""
+    code = scheme.motion.compiled
+
+    def make() -> tuple[_Matrix, ...]:
+        tangent, change, coupling = (code[name].pattern(i) for name, i in MATRICES)
+        return _matrix(tangent), _matrix(change), _matrix(coupling, scheme.at["A1"].start)
+
+    found: tuple[_Matrix, ...] = cached(scheme.equations, ("ali3p", "matrices"), make)
     return found
 
 
@@ -154,6 +124,11 @@ class Stretch:
     """Steps taken in compiled code: a row for each, with t, h, s at its start, its unknowns and x at its end."""
 
     rows: Array
+
+    @property
+    def size(self) -> int:
+        """Bytes of the steps."""
+        return self.rows.nbytes
 
     def steps(self, scheme: Scheme) -> list[MotionStep]:
         """The steps one by one."""
@@ -175,78 +150,95 @@ class CompiledSteps:
         """
         if not walk.scheme.motion.compiled or (library := _library()) is None:
             return None
-        if any(s.kind == "sparse" and not s.room for s in _matrices(walk.scheme).structures):
+        if any(m.structure.kind == "sparse" and not m.structure.room for m in _matrices(walk.scheme)):
             return None  # factors are nearly full
         return cls(walk, library, n_directions, monitored=monitored)
 
     def __init__(self, walk: Walk, library: ctypes.CDLL, n_directions: int, *, monitored: bool) -> None:
         self.walk, self._library = walk, library
-        scheme, options = walk.scheme, walk.options
-        e, motion, at = scheme.equations, scheme.motion, scheme.at
+        scheme = walk.scheme
+        e, at, code, n, d = scheme.equations, scheme.at, scheme.motion.compiled, scheme.n, n_directions
         self._arrays: dict[str, Any] = {}
-        self._factors: list[Any] = []
-        n, d = scheme.n, n_directions
-        code = motion.compiled
         self._n_integrals = k = e.functionals.size if e.integrates else 0
         self._own = e.n_guards - e.n_singularities
-        guards = e.n_guards if monitored else 0
         self._sizes = (n, d, e.n, at.size)
-        sizes = np.max([f.work_sizes for f in code.values()], axis=0)
-        run = self.run = Run(
+        guards, groups = e.n_guards if monitored else 0, -(-d // LANES)
+        self.run = Run(
             **{name: f.address for name, f in code.items()},
             n=n, n_x=e.n, n_p=e.n_parameters, n_m=e.n_memory, n_unknowns=at.size, n_integrals=k, n_guards=guards,
-            n_directions=d, n_groups=-(-d // LANES), n_own=self._own, v_first=at["v"].start, a_first=at["a"].start,
+            n_directions=d, n_groups=groups, n_own=self._own, v_first=at["v"].start, a_first=at["a"].start,
             t0=walk.task.t0, end=walk.end, longest=walk.longest, shortest=walk.shortest, controlled=walk.controlled,
-            rtol=options.rtol, resolution=e.resolution,
+            rtol=walk.options.rtol, resolution=e.resolution,
         )  # fmt: skip
-        run.rule[1:] = scheme.rule
+        self.run.rule[1:] = scheme.rule
+        sizes = np.max([f.work_sizes for f in code.values()], axis=0)
         for name, size, kind in zip(("arg", "res", "iw", "w"), sizes, (np.intp, np.intp, np.int64, float), strict=True):
             self._share(name, np.zeros(max(int(size), 8), kind))
         self._share("memory", scheme.memory)
         self._share("parameters", scheme.p)
-        self._share("absolute", options.absolute(e.variables))
-        for name, shape in {
-            "start": 4 * n, "unknowns": at.size, "x": e.n, "new_start": 4 * n, "new_x": e.n,
-            **{name: (-(-d // LANES), size, LANES) for name, size in {
-                "ds": 4 * n, "dx": e.n, "dp": e.n_parameters, "dm": e.n_memory, "new_ds": 4 * n, "new_dx": e.n,
-                "dg": k, "of_integrals": k,
-            }.items()}, "g": k, "integrals": k,
-            "guard": guards, "seen": 2 * guards, "inside": 2 * guards + e.n, "speed": self._own, "largest": guards,
+        self._share("absolute", walk.options.absolute(e.variables))
+        for name, length in {
+            "start": 4 * n, "unknowns": at.size, "x": e.n, "new_start": 4 * n, "new_x": e.n, "g": k, "integrals": k,
+            "guard": guards, "seen": 2 * guards, "inside": 3 * guards + e.n,
+            "speed": guards, "range": guards, "largest": guards,
             "work": LANES * at.size + e.n + k * (1 + d + LANES),
         }.items():  # fmt: skip
-            self._share(name, np.zeros(shape))
-        outputs = {
-            "tangent": ("newton", 1), "projection": ("velocities", 2),
-            **{name: ("linearised", i) for i, name in enumerate(("by_unknowns", "by_start", "by_p", "by_m"))},
-            **{name: ("integrand_slopes", 1 + i) for i, name in enumerate(("g_x", "g_p", "g_m"))},
-        }  # fmt: skip
+            self._share(name, np.zeros(length))
+        for name, length in {
+            "ds": 4 * n, "dx": e.n, "dp": e.n_parameters, "dm": e.n_memory, "new_ds": 4 * n, "new_dx": e.n, "dg": k,
+            "of_integrals": k,
+        }.items():  # fmt: skip
+            self._share(name, np.zeros((groups, length, LANES)))
+        self._set_matrices()
+        self._set_places()
+
+    def _set_matrices(self) -> None:
+        """Set the outputs that are matrices, and the factors with the blocks that they belong to."""
+        run, at, motion = self.run, self.walk.scheme.at, self.walk.scheme.motion
+        outputs = dict(zip(("tangent", "projection", "by_unknowns"), MATRICES, strict=True))
+        outputs |= {name: ("linearised", i) for i, name in enumerate(("by_start", "by_p", "by_m"), 1)}
+        outputs |= {name: ("integrand_slopes", i) for i, name in enumerate(("g_x", "g_p", "g_m"), 1)}
         for name, (function, output) in outputs.items():
-            pointers, rows = code[function].pattern(output)
+            pointers, rows = motion.compiled[function].pattern(output)
             values = self._arrays[name] = np.zeros(rows.size)
             addresses = (array.ctypes.data for array in (pointers, rows, values))
             setattr(run, name, STRUCTS["sparse"](*addresses, pointers.size - 1))
-        matrices = _matrices(scheme)
-        for i, structure in enumerate(matrices.structures):
-            run.factors[i] = self._factorisation(structure)
-        for name, places in matrices.entries.items():
-            getattr(run, name).at = places.ctypes.data
-        self._matrices = matrices
-        inner = motion.inner[0].size
-        widths = [(0, at["v"].start, NEWTON), (at["v"].start, at["a"].start - at["v"].start, PROJECTION)]
-        widths += [(at["A1"].start, inner, RECURSION), (at["a"].start, at["A1"].start - at["a"].start, PROJECTION)]
-        for i, block in enumerate(widths):
-            run.blocks[i] = STRUCTS["block"](*block)
+        for i, matrix in enumerate(_matrices(self.walk.scheme)):
+            run.factors[i] = self._factors(f"factors {i}", matrix)
+        ends = (0, at["v"].start, at["a"].start, at["A1"].start, at.size)
+        (q, v), (_, a), (_, rates), (_, end) = (ends[i : i + 2] for i in range(4))
+        for i, (first, last, factors) in enumerate(
+            ((q, v, NEWTON), (v, a, PROJECTION), (rates, end, RECURSION), (a, rates, PROJECTION))
+        ):
+            run.blocks[i] = STRUCTS["block"](first, last - first, factors)
+
+    def _factors(self, name: str, matrix: _Matrix) -> Any:
+        """The struct `factors` of a matrix."""
+        s = matrix.structure
+        values, moved, pivots = np.zeros(s.size), np.zeros(s.n), np.zeros(s.n, dtype=np.int64)
+        order, equations = (np.ascontiguousarray(a, dtype=np.int64) for a in (s.order, s.equations))
+        addresses = (array.ctypes.data for array in (values, moved, pivots, order, equations))
+        lu = None
+        if s.pointers is not None and s.rows is not None:
+            lu = sparse_lu.SparseFactors(s.pointers, s.rows, ROOM * s.room)
+        self._arrays[name] = values, moved, pivots, order, equations, matrix.places, lu
+        return STRUCTS["factors"](s.n, s.size, *addresses, matrix.places.ctypes.data, lu and lu.address)
+
+    def _set_places(self) -> None:
+        """Set the places of unknowns in x."""
+        scheme, motion = self.walk.scheme, self.walk.scheme.motion
+        poses, twists, rates, wrenches = motion.inner
         self._place("results", scheme.results)
         self._place("added", scheme.added)
-        poses, twists, rates, wrenches = motion.inner
         for name, places, unknown in (
             ("q", motion.q, "q"), ("v", motion.v, "v"), ("multipliers", motion.multipliers, "mu"),
-            ("poses", poses, "X"), ("twists", twists, "U0"), ("rates_of_twists", rates, "A0"), ("wrenches", wrenches, "R"),
+            ("poses", poses, "X"), ("twists", twists, "U0"), ("rates_of_twists", rates, "A0"),
+            ("wrenches", wrenches, "R"),
         ):  # fmt: skip
             self._place(name, [(places, unknown)])
-        for name, places in zip(("variable", "slope"), zip(*motion.slopes, strict=True), strict=True):
-            self._share(name, np.concatenate(places).astype(np.int64))
-        run.n_slopes = self._arrays["slope"].size
+        for name, parts in zip(("variable", "slope"), zip(*motion.slopes, strict=True), strict=True):
+            self._share(name, np.concatenate(parts).astype(np.int64))
+        self.run.n_slopes = self._arrays["slope"].size
 
     def _share(self, name: str, array: NDArray[Any]) -> None:
         self._arrays[name] = array = np.ascontiguousarray(array)
@@ -259,18 +251,6 @@ class CompiledSteps:
         self._arrays[name] = variables, unknowns
         setattr(self.run, name, STRUCTS["places"](variables.ctypes.data, unknowns.ctypes.data, variables.size))
 
-    def _factorisation(self, s: Structure) -> Any:
-        """The struct `factors` of a matrix."""
-        values, moved, pivots = np.zeros(s.size), np.zeros(s.n), np.zeros(s.n, dtype=np.int64)
-        found = STRUCTS["factors"](s.n, s.size, values.ctypes.data, moved.ctypes.data, pivots.ctypes.data)
-        lu = None
-        if s.pointers is not None and s.rows is not None:
-            order, equations = (np.ascontiguousarray(a, dtype=np.int64) for a in (s.order, s.equations))
-            lu = sparse_lu.SparseFactors(s.pointers, s.rows, ROOM * s.room, PIVOT), order, equations
-            found.order, found.equations, found.lu = order.ctypes.data, equations.ctypes.data, lu[0].address
-        self._factors.append((values, moved, pivots, lu))
-        return found
-
     # -- forwards ---------------------------------------------------------------------------------------
 
     def forward(self, segment: MotionSegment) -> Array:
@@ -282,9 +262,9 @@ class CompiledSteps:
             a["g"][:], a["integrals"][:] = segment.g, segment.integrals
             self._set_lanes("dg", segment.dg)
             self._set_lanes("of_integrals", segment.of_integrals)
-        guards, rates = monitor.latest
-        a["guard"][:], a["largest"][:] = guards, np.abs(guards)
-        a["speed"][:] = np.fmax(np.abs(rates), monitor.pace.speed)[: self._own]
+        a["guard"][:] = monitor.latest
+        a["largest"][:] = np.abs(monitor.latest)
+        a["speed"][:], a["range"][:] = monitor.pace.speed, monitor.pace.range
         _, d, n_x, _ = self._sizes
         rows = self._steps("rows", 1 + n_x * (1 + d))
         monitor.evaluations += self.run.guard_evaluations
@@ -316,10 +296,9 @@ class CompiledSteps:
         return rows[:, 0], rows[:, 1 : 1 + n_x], rows[:, 1 + n_x :].reshape(len(rows), d, n_x)
 
     @property
-    def guard_speeds(self) -> Array:
-        """Largest rates of the guards of transitions in the last steps."""
-        found: Array = self._arrays["speed"]
-        return found
+    def pace(self) -> tuple[Array, Array]:
+        """Speeds and ranges of the guards after the last steps."""
+        return self._arrays["speed"].copy(), self._arrays["range"].copy()
 
     @property
     def largest_guards(self) -> Array:

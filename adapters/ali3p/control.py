@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from dae_hybrid.adapters.ali3p.scheme import MotionStep, Scheme
 from dae_hybrid.errors import DaeHybridError, StepSizeError
+from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Options
 from dae_hybrid.port.failure_messages import step_limit
 from dae_hybrid.port.integrator import SegmentTask
@@ -16,6 +19,16 @@ LAST_STEP_SHARE = 1e-9
 SAFETY, LEAST_CHANGE, MOST_CHANGE, FIRST_SHARE = 0.9, 0.2, 2.0, 1e-3
 #: shortest step under error control, as a share of the segment
 MIN_STEP_SHARE = 1e-12
+
+
+class Progress(NamedTuple):
+    """The last point of a walk, its next step and the number of steps."""
+
+    t: float
+    start: Array
+    x: Array
+    h: float
+    count: int
 
 
 class Walk:
@@ -30,6 +43,15 @@ class Walk:
         #: the next step, unless the end cuts it
         self.h: float = options.fixed_step or options.first_step or FIRST_SHARE * span
         self.count = self.rejected = 0
+
+    @property
+    def progress(self) -> Progress:
+        """The state of the walk; setting an earlier one takes it back."""
+        return Progress(self.t, self.start, self.x, self.h, self.count)
+
+    @progress.setter
+    def progress(self, earlier: Progress) -> None:
+        self.t, self.start, self.x, self.h, self.count = earlier
 
     @property
     def arrived(self) -> bool:

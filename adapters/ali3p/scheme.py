@@ -81,6 +81,11 @@ class MotionStep:
     end: Array  # (q, v, a, b)
     x: Array  # the variables of the mode at the end
 
+    @property
+    def size(self) -> int:
+        """Bytes of the arrays."""
+        return self.start.nbytes + self.unknowns.nbytes + self.end.nbytes + self.x.nbytes
+
 
 def derivatives(e: Equations) -> Kernel:
     """The kernel `linearised` of the equations; see `Equations`."""
@@ -322,9 +327,47 @@ class Scheme:
             return ExplicitLinearised(
                 self, step, AlgebraicDerivatives(self.equations, step.t, step.x, self.memory, self.p)
             )
-        arguments = self.arguments(step.t, step.h, step.start, step.unknowns)
-        by_y, by_s, by_p, by_m = self.motion.kernels["linearised"](*arguments)
-        return Linearised(self, step, self._factorised(by_y, step.t), by_s, by_p, by_m)
+        kernels, at = self.motion.kernels, self.at
+        *start, unknowns, m, p = self.arguments(step.t, step.h, step.start, step.unknowns)
+        positions = slice(0, at["v"].start)
+        velocities, accelerations = slice(positions.stop, at["a"].start), slice(at["a"].start, at["A1"].start)
+        tangent, projection = (
+            kernels[name](*start, unknowns[positions], m, p)[-1] for name in ("newton", "velocities")
+        )
+        coupling, *others = kernels["linearised"](*start, unknowns, m, p)
+        newton, projected = (self._factorised(matrix, step.t) for matrix in (tangent, projection))
+        blocks = [(positions, newton), (velocities, projected), (accelerations, projected)]
+        if velocities.stop - velocities.start > self.n + self.m:  # inner variables
+            rates = slice(at["A1"].start, at.size)
+            own = coupling[rates, rates]
+            blocks.insert(2, (rates, self._factorised(own if isinstance(own, np.ndarray) else own.tocsc(), step.t)))
+        return Linearised(self, step, BlockTriangular(blocks, coupling), *others)
+
+
+class BlockTriangular:
+    """Factors of a matrix that is lower triangular in blocks, listed in the order in which they are solved.
+
+    `coupling` holds its entries outside the blocks; those inside are ignored.
+    """
+
+    def __init__(self, blocks: Sequence[tuple[slice, Solved]], coupling: Matrix) -> None:
+        self._blocks = [
+            (block, solve, [(later, coupling[later, block]) for later, _ in blocks[i + 1 :]])
+            for i, (block, solve) in enumerate(blocks)
+        ]
+
+    def __call__(self, right: Array, *, transposed: bool = False) -> Array:
+        """Solve with the matrix or its transpose."""
+        y = right.copy()
+        for block, solve, below in reversed(self._blocks) if transposed else self._blocks:
+            if transposed:
+                for later, part in below:
+                    y[block] -= part.T @ y[later]
+            y[block] = solve(y[block], transposed=transposed)
+            if not transposed:
+                for later, part in below:
+                    y[later] -= part @ y[block]
+        return y
 
 
 @dataclass(frozen=True, eq=False)
@@ -333,7 +376,7 @@ class Linearised:
 
     scheme: Scheme
     step: MotionStep
-    solve: Solved
+    solve: BlockTriangular
     by_start: Matrix
     by_p: Matrix
     by_memory: Matrix

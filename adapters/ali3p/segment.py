@@ -109,7 +109,7 @@ class MotionSegment:
             inclusive=bool(t[-1] < self.task.end or self.task.closed_end),
         )
         self.t, self.x, self.dx = float(t[-1]), x[-1].copy(), dx[-1].copy()
-        self.monitor.resume(self.t, self.x, compiled.guard_speeds, compiled.largest_guards)
+        self.monitor.resume(self.t, self.x, compiled.pace, compiled.largest_guards)
         return True
 
     def _accept(self, step: MotionStep) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.sparse import csc_array
 from scipy.sparse.linalg import spilu, splu
 
-from dae_hybrid.codegen.sparse_lu import SparseFactors
+from dae_hybrid.codegen.sparse_lu import PIVOT, SparseFactors
 from dae_hybrid.errors import AdapterError, OptionError
 from dae_hybrid.numerics import factor_structure
 from dae_hybrid.numerics.arrays import Array
@@ -44,8 +44,6 @@ RECOVERABLE, FATAL = CONSTANTS["RECOVERABLE"], CONSTANTS["FATAL"]
 PRECONDITION_RIGHT = 2  # right preconditioning: the tested residual is the true one, for any preconditioner
 #: dimension of the Krylov subspace; drop tolerance and fill factor of the incomplete factorisation
 KRYLOV, DROPPED, FILL = 20, 1e-4, 10.0
-#: SuperLU and the sparse factorisation keep a diagonal pivot down to this share of the column's largest entry
-PIVOT = 0.1
 Linear = STRUCTS["linear"]
 
 
@@ -216,7 +214,7 @@ class LinearSystem:
         s = self.structure
         if s.pointers is None or s.rows is None:
             raise AssertionError("the structure is not sparse")
-        self._lu = SparseFactors(s.pointers, s.rows, s.room, PIVOT)
+        self._lu = SparseFactors(s.pointers, s.rows, s.room)
         self.struct.lu = self._lu.address
 
     def counters(self) -> dict[str, int]:

@@ -109,12 +109,12 @@ def motion_equations(mode: ModeFunctions, stated: MotionStatement) -> MotionEqua
     g = dense(mode.integrands(*s.point))
     slopes = [jacobian(g, by).T for by in (s.x, s.parameters, s.m)]
     whole = ca.vertcat(first, second, third, recursion)
+    coupling = _without_blocks(jacobian(whole, ca.vertcat(*every)), [first.numel(), second.numel(), third.numel()])
     names = layout.labels()
     return MotionEquations(
         q_at, v_at, a_at, l_at, inner_at,
         functions={
             "newton": function("newton", one, [first], [jacobian(first, ca.vertcat(*one))]),
-            "residual": function("residual", one, [first], []),
             "velocities": function(
                 "velocities", one, [right[0], before(v_new, u_new)], [jacobian(of_change[0], change)]
             ),
@@ -122,7 +122,7 @@ def motion_equations(mode: ModeFunctions, stated: MotionStatement) -> MotionEqua
                 "accelerations", [*one, *two], [right[1], before(a_new, explicit), explicit], []
             ),
             "linearised": function(
-                "linearised", every, [], [jacobian(whole, u) for u in (ca.vertcat(*every), start, s.parameters, s.m)]
+                "linearised", every, [], [coupling, *(jacobian(whole, u) for u in (start, s.parameters, s.m))]
             ),
             "integrand": ca.Function(f"s{mode.index}_integrand", list(s.point), [g]),
             "integrand_slopes": ca.Function(f"s{mode.index}_integrand_slopes", list(s.point), [g, *slopes]),
@@ -139,6 +139,16 @@ def _by_recursion(equations: Any, variables: Any) -> Any:
         return variables
     at_zero = ca.substitute(equations, variables, type(variables).zeros(variables.numel()))
     return -ca.solve(ca.jacobian(equations, variables), at_zero)
+
+
+def _without_blocks(matrix: Any, sizes: Sequence[int]) -> Any:
+    """A matrix without the entries in blocks of these sizes on its diagonal."""
+    mask, first = ca.DM.ones(matrix.sparsity()), 0
+    for size in sizes:
+        mask[first : first + size, first : first + size] = 0
+        first += size
+    mask = ca.sparsify(mask)
+    return ca.project(matrix, mask.sparsity())
 
 
 def _placed(kind: Any, x: Any, at: Any, value: Any) -> Any:

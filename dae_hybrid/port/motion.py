@@ -42,10 +42,10 @@ class MotionEquations:
     ----------
     functions : mapping
         ``newton``, Y to R -> residuals of the equations of motion, times beta h^2, of the constraints, and of the inner
-        variables; derivative by Y. ``residual``, the same without the derivative. ``velocities``, Y to R -> r and y of
-        the projection, and its matrix S: the projected values are ``y + S^-1 r``. ``accelerations``, Y to W -> r, y and
-        A1. ``linearised``, Y -> the derivatives of all equations by Y, s, p and m. With inputs (t, x, m, p):
-        ``integrand`` -> g; ``integrand_slopes`` -> g and, transposed, g_x, g_p and g_m. Matrices are sparse.
+        variables; derivative by Y. ``velocities``, Y to R -> r and y of the projection, and its matrix S: the projected
+        values are ``y + S^-1 r``. ``accelerations``, Y to W -> r, y and A1. ``linearised``, Y -> the derivatives of all
+        equations by Y, apart from those two matrices, by s, p and m. With inputs (t, x, m, p): ``integrand`` -> g;
+        ``integrand_slopes`` -> g and, transposed, g_x, g_p and g_m. Matrices are sparse.
     compiled : mapping
         The same as machine code, with ``guards`` and ``rates``; empty without a compiler.
     inner : tuple of arrays

@@ -124,18 +124,18 @@ class GuardMonitor:
         return bool(np.all(self.band == 0) and np.all(self._before != 0))
 
     @property
-    def latest(self) -> tuple[Array, Array]:
-        """The guards and their rates at the end of the last step."""
-        return self._before, self._before_rates
+    def latest(self) -> Array:
+        """The guards at the end of the last step."""
+        return self._before
 
-    def resume(self, t: float, x: Array, speeds: Array, largest: Array) -> None:
+    def resume(self, t: float, x: Array, pace: tuple[Array, Array], largest: Array) -> None:
         """Go on from a later point, after steps in which no guard became zero.
 
-        `speeds` are the largest rates of the guards of transitions on the way, `largest` the largest magnitudes of all.
+        `pace` is that of the guards there, `largest` are their largest magnitudes on the way.
         """
         if self.directions.size:
             self._before, self._before_rates = self.raw(t, x), self._rates(t, x, self.memory, self.p)[0]
-            self.pace.hasten(np.append(speeds, np.zeros(self._largest.size)))
+            self.pace.speed, self.pace.range = pace
             self._largest = np.maximum(self._largest, largest[self._determinants])
 
     def _filtered(self, values: Array) -> Array:

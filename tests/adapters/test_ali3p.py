@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
+from dae_hybrid.adapters.ali3p.compiled import CompiledSteps
 from dae_hybrid.mechanics import ALI3P, Index2, Inelastic, Mechanism, Restitution, Revolute, constraint_residuals
 from dae_hybrid.problems import five_bar, rimless_wheel
 
@@ -387,3 +388,95 @@ def test_projection_matrices_are_checked_at_the_start(projection, match):
     n = sum(coordinate.q.numel() for coordinate in mech.coordinates.values())
     with pytest.raises(dh.ModelError, match=match):
         mech.build(ALI3P(projection=np.kron(np.eye(n), projection)[:n, :n]))
+
+
+# -- compiled steps -----------------------------------------------------------------------------------------
+
+
+def both(monkeypatch, call):
+    """The results of a call with compiled steps and with steps in Python."""
+    compiled = call()
+    with monkeypatch.context() as patch:
+        patch.setattr(CompiledSteps, "of", classmethod(lambda *_, **__: None))
+        return compiled, call()
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("case", "coordinates"), [("smooth", "natural"), ("latch", "joint"), ("newton", "natural")])
+@pytest.mark.parametrize("steps", [{"fixed_step": 0.01}, {"rtol": 1e-3, "atol": 1e-4}], ids=["fixed", "controlled"])
+def test_compiled_steps_are_those_of_python(rule, case, coordinates, steps, monkeypatch):
+    system = bars(case, coordinates)
+    options = {"adapter": "ali3p", "method": rule, **steps}
+    name = "psi"
+
+    def forward():
+        return dh.forward_sensitivity(system, (0, 0.5), t_eval=np.linspace(0, 0.5, 11), **options)
+
+    one, other = both(monkeypatch, forward)
+    assert one.trajectory.statistics["steps"] == other.trajectory.statistics["steps"]
+    np.testing.assert_allclose([e.time for e in one.events], [e.time for e in other.events], rtol=1e-9)
+    for variable in system.modes[0].differential.names:
+        np.testing.assert_allclose(one.trajectory[variable], other.trajectory[variable], atol=1e-8)
+    scale = np.abs(other.gradient[name]).max()
+    np.testing.assert_allclose(one.gradient[name], other.gradient[name], rtol=1e-6, atol=1e-6 * scale)
+    one, other = both(monkeypatch, lambda: dh.adjoint_gradient(system, (0, 0.5), name, **options))
+    np.testing.assert_allclose(one.gradient, other.gradient, rtol=1e-6, atol=1e-6 * scale)
+
+
+def test_dense_output_and_samples_of_the_adjoint_are_those_of_python(monkeypatch):
+    system, t = bars(), np.linspace(0, 1, 17)
+    options = {"adapter": "ali3p", "fixed_step": 0.01}
+    one, other = both(monkeypatch, lambda: dh.simulate(system, (0, 1), **options)(t)["ay2"])
+    np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-8)
+    one, other = both(monkeypatch, lambda: dh.adjoint_gradient(system, (0, 1), "psi", **options).adjoint(t[3])["x2"])
+    np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-8 * np.abs(other).max())
+
+
+@pytest.mark.parametrize("case", ["smooth", "latch"])
+@pytest.mark.parametrize("engine", ["compiled", "python"])
+def test_the_adjoint_is_the_same_for_any_memory(case, engine, monkeypatch):
+    h = 5e-4 if engine == "compiled" else 0.01
+    if engine == "python":
+        monkeypatch.setattr(CompiledSteps, "of", classmethod(lambda *_, **__: None))
+    found = [
+        dh.adjoint_gradient(bars(case), (0, 0.6), "psi", adapter="ali3p", fixed_step=h, adjoint_memory=memory)
+        for memory in (np.inf, 1e5, 1.0)
+    ]
+    for other in found[1:]:
+        np.testing.assert_array_equal(other.gradient, found[0].gradient)
+
+
+def test_without_a_compiler_the_steps_are_the_same():
+    mech = five_bar.mechanism("latch")
+    one, other = (
+        dh.forward_sensitivity(mech.build(ALI3P(), native=native), (0, 0.5), adapter="ali3p", fixed_step=0.01)
+        for native in (True, False)
+    )
+    np.testing.assert_allclose(one.gradient["psi"], other.gradient["psi"], rtol=1e-8)
+
+
+def test_compiled_steps_leave_failures_to_python():
+    """A force that is not finite beyond x = 0 ends the run at the step that reaches it, after many compiled ones."""
+    mech = Mechanism("pit")
+    x = mech.coordinate("x")
+    mech.inertia(x, 1.0)
+    mech.force({x: -1 / ca.sqrt(x)})
+    mech.initial(mech.mode("m"), {x: 1.0})
+    with pytest.raises(dh.NonFiniteError) as caught:
+        run(mech.build(ALI3P()), 10.0, 1e-4)
+    assert len(caught.value.trajectory.t) > 5000
+
+
+def test_a_guard_between_the_ends_of_a_step_is_not_missed():
+    """A guard that dips below zero and returns within one step is found, and so is one that is explicit in time."""
+    mech = Mechanism("glider")
+    x = mech.coordinate("x")
+    mech.inertia(x, 1.0)
+    mode = mech.mode("m")
+    dip = (x - 0.52) ** 2 - 1e-4  # below zero for 0.51 < x < 0.53
+    mech.event(mode, mode, guard=dip, direction="falling", name="dip")
+    mech.event(mode, mode, guard=1.02 + ca.sin(2 * np.pi * mech.time) - 0.04, direction="falling", name="beat")
+    mech.initial(mode, {x: 0.0}, {mech.velocity(x): 1.0})
+    sol = run(mech.build(ALI3P()), 1.0, 0.125)
+    assert [e.transition for e in sol.events] == ["dip", "beat"]
+    np.testing.assert_allclose([e.time for e in sol.events], [0.51, 0.75 - np.arccos(0.98) / (2 * np.pi)], rtol=1e-10)

@@ -10,8 +10,8 @@ typedef int (*casadi_function)(const double **arg, double **res, integer *iw, do
 
 enum { ARRIVED, PAUSED, LEFT };              /* end reached; as many steps taken as asked for; the next is left to Python */
 enum { NEWTON, PROJECTION, RECURSION, FACTORS }; /* factors: of the tangent, of both projections, of the rates of twists */
-enum { LANES = 4 };                          /* directions that are propagated together */
-typedef double lanes __attribute__((vector_size(32), aligned(8))); /* LANES doubles */
+enum { LANES = 6 };                          /* directions that are propagated together; even */
+typedef double pair __attribute__((vector_size(16), aligned(8)));
 enum { BLOCKS = 4 };                         /* positions, velocities, rates of twists before the projection, accelerations */
 
 typedef struct {                             /* compressed columns, with the entries in `value` */
@@ -25,12 +25,9 @@ typedef struct {                             /* of a square matrix; dense by col
   double *value, *moved;
   integer *pivot;
   const integer *order, *equations;          /* unknown and equation i of a sparse matrix */
+  const integer *place;                      /* entry k of the output is value `place[k]`; -1: it is not in the matrix */
   sparse_lu *lu;                             /* null if dense */
 } factors;
-
-typedef struct {                             /* entry k of a sparse matrix is value `at[k]` of the factors; -1: not in them */
-  const integer *at;
-} entries;
 
 typedef struct {                             /* a block on the diagonal of the matrix of all unknowns */
   integer first, n, factors;
@@ -42,17 +39,16 @@ typedef struct {                             /* unknowns of a step and their pla
 } places;
 
 typedef struct {
-  casadi_function newton, residual, velocities, accelerations, linearised, integrand, integrand_slopes, guards, rates;
+  casadi_function newton, velocities, accelerations, linearised, integrand, integrand_slopes, guards, rates;
   const double **arg;                        /* work space of these functions */
   double **res;
   integer *iw;
   double *w;
   const double *memory, *parameters;
   sparse tangent, projection;                /* matrices of `newton` and `velocities` */
-  sparse by_unknowns, by_start, by_p, by_m;  /* of `linearised` */
+  sparse by_unknowns, by_start, by_p, by_m;  /* of `linearised`, without the two other matrices */
   sparse g_x, g_p, g_m;                      /* of `integrand_slopes`, transposed */
-  factors factors[FACTORS];
-  entries of_tangent, of_projection, of_positions, of_recursion; /* the last two of `by_unknowns` */
+  factors factors[FACTORS];                  /* of `tangent`, `projection` and part of `by_unknowns` */
   block blocks[BLOCKS];                      /* each depends on those before it */
   integer n, n_x, n_p, n_m, n_unknowns, n_integrals, n_guards, n_directions, n_groups;
   integer v_first, a_first;                  /* of v and a in the unknowns */
@@ -72,7 +68,8 @@ typedef struct {
   integer n_own, n_slopes;                   /* guards of transitions, followed by determinants */
   const integer *variable, *slope;           /* variables with a rate of change among the variables */
   double resolution;                         /* longest time between two evaluations of the guards */
-  double *guard, *seen, *inside, *speed, *largest; /* guards at the start, at the end and within a step; speeds; largest */
+  double *guard, *seen, *inside; /* guards at the start, at the end and within a step */
+  double *speed, *range, *largest;           /* see `Pace`; largest values */
   double *work;
   double *rows;                              /* t, x and dx of each step */
   double *history;                           /* t, h, s at the start, Y and x of each step; null if not kept */
@@ -128,7 +125,11 @@ static void solve_dense(const factors *f, double *b) {
 }
 
 /* y -= factor x, for LANES columns */
-static void subtract(double *y, double factor, const double *x) { *(lanes *)y -= factor * *(const lanes *)x; }
+static void subtract(double *y, double factor, const double *x) {
+  pair *to = (pair *)y;
+  const pair *from = (const pair *)x;
+  for (int i = 0; i < LANES / 2; i++) to[i] -= factor * from[i];
+}
 
 /* LANES right-hand sides, which are the last index */
 static void solve_lanes(const factors *f, double *b) {
@@ -150,7 +151,9 @@ static void solve_lanes(const factors *f, double *b) {
   }
   for (integer k = n - 1; k >= 0; k--) {
     const double *column = f->value + k * n;
-    *(lanes *)(b + k * LANES) *= 1 / column[k];
+    const double share = 1 / column[k];
+    pair *own = (pair *)(b + k * LANES);
+    for (int l = 0; l < LANES / 2; l++) own[l] *= share;
     for (integer i = 0; i < k; i++) subtract(b + i * LANES, column[i], b + k * LANES);
   }
 }
@@ -166,11 +169,11 @@ static void solve_dense_transposed(const factors *f, double *b) {
   for (integer k = n - 1; k >= 0; k--) swap(b, k, f->pivot[k]);
 }
 
-static int factorise(motion_run *r, integer which, const sparse *m, const entries *e) {
+static int factorise(motion_run *r, integer which, const sparse *m) {
   factors *f = &r->factors[which];
   memset(f->value, 0, (size_t)f->size * sizeof(double));
   for (integer k = 0; k < m->column[m->columns]; k++)
-    if (e->at[k] >= 0) f->value[e->at[k]] = m->value[k];
+    if (f->place[k] >= 0) f->value[f->place[k]] = m->value[k];
   r->factorisations++;
   return f->lu ? factorise_sparse(f->lu, f->value) ? LEFT : 0 : factorise_dense(f);
 }
@@ -293,7 +296,7 @@ static int newton(motion_run *r, double t) {
   for (int k = 0; k < MAX_ITERATIONS; k++) {
     of_step(r, &t, r->start, y);
     r->res[0] = residual, r->res[1] = r->tangent.value;
-    if (evaluate(r, held ? r->residual : r->newton) || (!held && factorise(r, NEWTON, &r->tangent, &r->of_tangent))) return LEFT;
+    if (evaluate(r, r->newton) || (!held && factorise(r, NEWTON, &r->tangent))) return LEFT;
     solve(f, residual);
     if (!all_finite(residual, f->n)) return LEFT;
     double size = 0, extent = 0, away = 0;
@@ -317,7 +320,7 @@ static int step(motion_run *r, double t) {
   if (newton(r, t)) return LEFT;
   of_step(r, &t, r->start, r->unknowns);
   r->res[0] = r->work, r->res[1] = second, r->res[2] = r->projection.value;
-  if (evaluate(r, r->velocities) || factorise(r, PROJECTION, &r->projection, &r->of_projection)) return LEFT;
+  if (evaluate(r, r->velocities) || factorise(r, PROJECTION, &r->projection)) return LEFT;
   solve(f, r->work);
   for (integer i = 0; i < f->n; i++) second[i] += r->work[i];
   of_step(r, &t, r->start, r->unknowns);
@@ -336,14 +339,16 @@ static int step(motion_run *r, double t) {
 /* The derivatives of a step; the factors of the projection are those of the step, or the matrix is evaluated again. */
 static int linearise(motion_run *r, double t, const double *start, const double *unknowns, int again) {
   of_step(r, &t, start, unknowns);
+  r->res[0] = 0, r->res[1] = r->tangent.value;
+  if (evaluate(r, r->newton) || factorise(r, NEWTON, &r->tangent)) return LEFT;
   if (again) {
-    r->res[0] = r->res[1] = 0, r->res[2] = r->projection.value;
-    if (evaluate(r, r->velocities) || factorise(r, PROJECTION, &r->projection, &r->of_projection)) return LEFT;
+    r->res[1] = 0, r->res[2] = r->projection.value;
+    if (evaluate(r, r->velocities) || factorise(r, PROJECTION, &r->projection)) return LEFT;
   }
   r->res[0] = r->by_unknowns.value, r->res[1] = r->by_start.value;
   r->res[2] = r->by_p.value, r->res[3] = r->by_m.value;
-  if (evaluate(r, r->linearised) || factorise(r, NEWTON, &r->by_unknowns, &r->of_positions)) return LEFT;
-  return r->blocks[2].n ? factorise(r, RECURSION, &r->by_unknowns, &r->of_recursion) : 0;
+  if (evaluate(r, r->linearised)) return LEFT;
+  return r->blocks[2].n ? factorise(r, RECURSION, &r->by_unknowns) : 0;
 }
 
 static int outside(const block *b, integer row) { return row < b->first || row >= b->first + b->n; }
@@ -426,35 +431,44 @@ static void interpolate(motion_run *r, double share, double *x) {
   }
 }
 
-static int guards_at(motion_run *r, double t, const double *x, double *values, double *rates) {
+static double nearest(double a, double b, double c) { return fmin(fabs(a), fmin(fabs(b), fabs(c))); }
+
+static int guards_at(motion_run *r, casadi_function f, double t, const double *x, double *values) {
   of_point(r, &t, x);
   r->res[0] = values, r->guard_evaluations++;
-  if (evaluate(r, r->guards)) return LEFT;
-  r->res[0] = rates;
-  return rates ? evaluate(r, r->rates) : 0;
+  return evaluate(r, f);
 }
 
 /* Whether no guard can become zero within a step: determinants hardly change, and the guards of transitions keep their
- * distance even at twice their largest speed so far. */
+ * distance even at twice their speed. Their rates are evaluated if that distance is not large. Speeds and ranges are those
+ * of `Pace.see`. */
 static int keeps_away(motion_run *r, double t) {
   const integer n = r->n_guards, own = r->n_own;
-  const double h = r->rule[0], inner = INTERIOR_POSITION;
-  double *now = r->seen, *rates = own ? now + n : 0, *within = r->inside, *rates_within = within + n, *middle = within + 2 * n;
-  if (!(h <= r->resolution) || guards_at(r, t, r->new_x, now, rates)) return 0;
+  const double h = r->rule[0], inner = INTERIOR_POSITION, within = t - (1 - inner) * h;
+  double *now = r->seen, *middle = r->inside, *x = middle + 2 * n, *fastest = x + r->n_x;
+  int far = 1;
+  if (!(h <= r->resolution) || guards_at(r, r->guards, t, r->new_x, now)) return 0;
   for (integer i = own; i < n; i++) {
     const double least = fmin(fabs(r->guard[i]), fabs(now[i]));
     if (!(r->guard[i] * now[i] > 0 && fabs(now[i] - r->guard[i]) <= DETERMINANT_CHANGE * least)) return 0;
   }
   if (own) {
-    interpolate(r, inner, middle);
-    if (guards_at(r, t - (1 - inner) * h, middle, within, rates_within)) return 0;
+    interpolate(r, inner, x);
+    if (guards_at(r, r->guards, within, x, middle)) return 0;
   }
   for (integer i = 0; i < own; i++) {
-    const double before = r->guard[i], mean = fmax(fabs(within[i] - before) / inner, fabs(now[i] - within[i]) / (1 - inner));
-    const double speed = fmax(fmax(fabs(rates[i]), fabs(rates_within[i])), fmax(mean / h, r->speed[i]));
-    const double least = fmin(fmin(fabs(before), fabs(now[i])), fabs(within[i]));
-    if (!(before * now[i] > 0 && before * within[i] > 0 && least > 2 * h * speed)) return 0;
-    r->speed[i] = speed;
+    const double before = r->guard[i];
+    if (!(before * now[i] > 0 && before * middle[i] > 0)) return 0;
+    const double one = fabs(middle[i] - before), two = fabs(now[i] - middle[i]);
+    r->speed[i] = fmax((one + two) / h, RETAINED_SHARE * r->speed[i]);
+    r->range[i] = fmax(fmax(one, fmax(two, fabs(now[i] - before))), RETAINED_SHARE * r->range[i]);
+    fastest[i] = fmax(r->speed[i], fmax(one / inner, two / (1 - inner)) / h);
+    far = far && nearest(before, middle[i], now[i]) > FAR_STEPS * h * fastest[i];
+  }
+  if (!far && (guards_at(r, r->rates, t, r->new_x, now + n) || guards_at(r, r->rates, within, x, middle + n))) return 0;
+  for (integer i = 0; i < own && !far; i++) {
+    const double speed = fmax(fmax(fabs(now[n + i]), fabs(middle[n + i])), fastest[i]);
+    if (!(nearest(r->guard[i], middle[i], now[i]) > 2 * h * speed)) return 0;
   }
   for (integer i = 0; i < n; i++) r->largest[i] = fmax(r->largest[i], fabs(now[i])), r->guard[i] = now[i];
   return 1;
