@@ -113,8 +113,8 @@ PROBLEMS: dict[str, tuple[Callable[[int], dh.HybridModel | Mechanism], tuple[Any
     "bars_index1": (bars, (Index1(),), (3, 6, 12, 25, 50, 100)),
     "contacts": (chain, (), (12, 20, 40, 100)),
     "tree": (tree, (), (3, 6, 12, 25, 50, 100, 200)),
-    "tree_contact": (contact, (), (3, 6, 12, 25)),
-    "tree_ali3p": (tree, (ALI3P(),), (3, 6, 12, 25, 50)),
+    "tree_contact": (contact, (), (3, 6, 12, 25, 50)),
+    "tree_ali3p": (tree, (ALI3P(),), (3, 6, 12, 25, 50, 100, 200)),
     "contacts_index1": (chain, (Index1(),), (12, 20, 40, 100)),
 }
 #: further options of runs

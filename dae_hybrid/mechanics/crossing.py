@@ -293,6 +293,7 @@ class LoweredEvent:
             if not by_v.nnz() or ca.depends_on(by_v, self.equations.v):
                 raise ModelError(f"VelocityJump names {shown_velocity(speed)}, which is no velocity.", transition=name)
             still = ca.substitute(written_out, self.equations.v, ca.MX.zeros(self.motion.n, 1))
+            self.equations.check_places(f"Besides velocities, {shown_velocity(speed)} of event '{name}'", still)
             by_v, still = (self._at_target(e) for e in (by_v, still))
             own += by_v.T @ ca.vertcat(*impulses[size : size + speed.numel()])
             laws.append(by_v @ after + still - value)

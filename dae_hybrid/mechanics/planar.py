@@ -159,9 +159,7 @@ class Planar(Components):
         if not isinstance(center, tuple | list):
             return expression("center of a bar", center, 1), ca.MX(1, 1)
         if len(center) != 2:
-            raise ModelError(
-                f"center of a bar has {len(center)} entries, expected a distance, or two: along and across."
-            )
+            raise ModelError(f"center of a bar has {len(center)} entries, expected one distance or two: along, across.")
         along, across = (expression("center of a bar", distance, 1) for distance in center)
         return along, across
 
