@@ -28,7 +28,7 @@ class Progress(NamedTuple):
     start: Array
     x: Array
     h: float
-    count: int
+    steps: int
 
 
 class Walk:

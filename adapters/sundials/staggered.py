@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dae_hybrid.errors import AdapterError
+from dae_hybrid.numerics import factor_structure
 
-from . import structure as structures
 from .driver import address, loops
 from .header import CONSTANTS, STRUCTS
 from .library import INSTALL, Objects
 from .linear import LinearSystem
+from .structure import by_columns, structure_of
 
 if TYPE_CHECKING:
     from .memory import SolverMemory
@@ -62,7 +63,7 @@ def _check_layout() -> None:
     objects.free()
 
 
-def _is_cheap(structure: structures.Structure, solutions: float) -> bool:
+def _is_cheap(structure: factor_structure.Structure, solutions: float) -> bool:
     """Whether refactorisation at every step is cheaper than more iterations of `solutions` solves each."""
     if structure.kind == "dense":
         return structure.n**3 / 3 <= FACTORISATION_COST_RATIO * solutions * structure.n**2
@@ -76,9 +77,7 @@ class Staggered:
         _check_layout()
         e, model, objects = memory.equations, memory.model, memory.objects
         kind, size, n = memory.linear_solver, memory.size, e.n
-        structure = (
-            structures.by_columns(e) if kind == "dense" else structures.structure_of(e, backward=False, wanted=kind)
-        )
+        structure = by_columns(e) if kind == "dense" else structure_of(e, backward=False, wanted=kind)
         self.system = LinearSystem(objects, model, structure, size - n, "")
         own, context = self.system.struct, model.context
         own.model = model.user_data
