@@ -213,7 +213,7 @@ class CompiledSteps:
             run.blocks[i] = STRUCTS["block"](first, last - first, factors)
 
     def _factors(self, name: str, matrix: _Matrix) -> Any:
-        """The struct `factors` of a matrix."""
+        """The struct `factorisation` of a matrix."""
         s = matrix.structure
         values, moved, pivots = np.zeros(s.size), np.zeros(s.n), np.zeros(s.n, dtype=np.int64)
         order, equations = (np.ascontiguousarray(a, dtype=np.int64) for a in (s.order, s.equations))
@@ -222,7 +222,7 @@ class CompiledSteps:
         if s.pointers is not None and s.rows is not None:
             lu = sparse_lu.SparseFactors(s.pointers, s.rows, ROOM * s.room)
         self._arrays[name] = values, moved, pivots, order, equations, matrix.places, lu
-        return STRUCTS["factors"](s.n, s.size, *addresses, matrix.places.ctypes.data, lu and lu.address)
+        return STRUCTS["factorisation"](s.n, s.size, *addresses, matrix.places.ctypes.data, lu and lu.address)
 
     def _set_places(self) -> None:
         """Set the places of unknowns in x."""
@@ -315,8 +315,8 @@ class CompiledSteps:
     def _steps(self, name: str, width: int) -> Array:
         """Move the walk by compiled steps; return the rows that they write to the array of that name."""
         run, walk = self.run, self.walk
-        most = min(MOST_STEPS, max(1, MOST_BYTES // (8 * width)), walk.budget - walk.count)
-        rows = np.zeros((max(most, 0), width))
+        most = max(0, min(MOST_STEPS, max(1, MOST_BYTES // (8 * width)), walk.budget - walk.count))
+        rows = np.zeros((most, width))
         setattr(run, name, rows.ctypes.data)
         run.t, run.h, run.count = walk.t, walk.h, walk.count
         self._arrays["start"][:], self._arrays["x"][:] = walk.start, walk.x
@@ -338,7 +338,7 @@ class CompiledSteps:
         own = {name: np.array(getattr(sweep, name), order="C") for name in ("of_s", "of_p", "of_m")}
         components = np.array(sweep.components, dtype=np.int64)
         run.n_components, run.components, run.later = k, components.ctypes.data, sweep.later
-        run.of_end, run.of_p, run.of_m = (array.ctypes.data for array in own.values())
+        run.of_s, run.of_p, run.of_m = (array.ctypes.data for array in own.values())
         run.history = stretch.rows.ctypes.data
         flag = self._library.dh_motion_back(ctypes.byref(run), len(stretch.rows))
         run.history = None

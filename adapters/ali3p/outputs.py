@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from dae_hybrid.method import DENSE_COLUMNS
@@ -26,6 +28,14 @@ def between(motion: MotionEquations, t: Array, t0: Array, t1: Array, start: Arra
     return found
 
 
+class Point(NamedTuple):
+    """A point of a segment: x (n_x), and dx (d, n_x)."""
+
+    t: float
+    x: Array
+    dx: Array
+
+
 class Outputs:
     """The rows of a segment's outcome; see `SegmentOutcome`."""
 
@@ -45,22 +55,26 @@ class Outputs:
             self._next = 0 if task.t_eval is None else count
             self._rows += [np.concatenate(([task.t0], x, dx.ravel()))[None]] * count
 
-    def add(self, t: Array, x: Array, dx: Array, *, inclusive: bool) -> None:
-        """Add the outputs of k steps: their times (k + 1), x (k + 1, n_x) and dx (k + 1, d, n_x).
+    def add(self, before: Point, t: Array, x: Array, dx: Array, *, inclusive: bool) -> None:
+        """Add the outputs of k steps: their ends t (k), x (k, n_x) and dx (k, d, n_x), and the point before them.
 
         `inclusive` says whether an output at the last time is due.
         """
         task = self.task
         if task.record == "dense":
-            self._rows.append(self._dense(t, x))
+            self._rows.append(self._dense(np.append(before.t, t), np.vstack((before.x, x))))
         elif task.record == "steps" and task.t_eval is None:
-            self._append(t[1:], x[1:], dx[1:])
+            self._append(t, x, dx)
         elif task.record == "steps" and task.t_eval is not None:
             ahead = task.t_eval[self._next :]
             due = ahead[: np.searchsorted(ahead, t[-1], side="right" if inclusive else "left")]
             if due.size:
-                i = np.clip(np.searchsorted(t, due) - 1, 0, t.size - 2)
-                found = [between(self.motion, due, t[i], t[i + 1], values[i], values[i + 1]) for values in (x, dx)]
+                ends = np.append(before.t, t)
+                i = np.clip(np.searchsorted(ends, due) - 1, 0, t.size - 1)
+                found = []
+                for first, later in ((before.x, x), (before.dx, dx)):
+                    starts = np.where((i == 0).reshape(-1, *[1] * first.ndim), first, later[i - 1])
+                    found.append(between(self.motion, due, ends[i], ends[i + 1], starts, later[i]))
                 self._append(due, *found)
                 self._next += due.size
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from dae_hybrid.adapters.ali3p.compiled import CompiledSteps
 from dae_hybrid.adapters.ali3p.control import Walk
-from dae_hybrid.adapters.ali3p.outputs import Outputs, between
+from dae_hybrid.adapters.ali3p.outputs import Outputs, Point, between
 from dae_hybrid.adapters.ali3p.scheme import Integrands, MotionStep
 from dae_hybrid.method import Method
 from dae_hybrid.numerics.arrays import Array
@@ -102,12 +102,8 @@ class MotionSegment:
         if not len(rows):
             return False
         t, x, dx = compiled.columns(rows)
-        self.outputs.add(
-            np.append(self.t, t),
-            np.concatenate((self.x[None], x)),
-            np.concatenate((self.dx[None], dx)),
-            inclusive=bool(t[-1] < self.task.end or self.task.closed_end),
-        )
+        due = bool(t[-1] < self.task.end or self.task.closed_end)
+        self.outputs.add(Point(self.t, self.x, self.dx), t, x, dx, inclusive=due)
         self.t, self.x, self.dx = float(t[-1]), x[-1].copy(), dx[-1].copy()
         self.monitor.resume(self.t, self.x, compiled.pace, compiled.largest_guards)
         return True
@@ -123,8 +119,8 @@ class MotionSegment:
         self.g, self.dg = g, dg
 
     def _output(self, *, inclusive: bool) -> None:
-        ends = ((self.x0, self.x), (self.dx0, self.dx))
-        self.outputs.add(np.array([self.t0, self.t]), *map(np.array, ends), inclusive=inclusive)
+        before = Point(self.t0, self.x0, self.dx0)
+        self.outputs.add(before, np.array([self.t]), self.x[None], self.dx[None], inclusive=inclusive)
 
     def _event(self, index: int, approximate: float) -> SegmentOutcome:
         task, p = self.task, self.scheme.p
