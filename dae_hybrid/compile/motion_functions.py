@@ -143,12 +143,11 @@ def _by_recursion(equations: Any, variables: Any) -> Any:
 
 def _without_blocks(matrix: Any, sizes: Sequence[int]) -> Any:
     """A matrix without the entries in blocks of these sizes on its diagonal."""
-    mask, first = ca.DM.ones(matrix.sparsity()), 0
-    for size in sizes:
-        mask[first : first + size, first : first + size] = 0
-        first += size
-    mask = ca.sparsify(mask)
-    return ca.project(matrix, mask.sparsity())
+    n = matrix.size1()
+    block = np.append(np.repeat(np.arange(len(sizes)), sizes), np.full(n - sum(sizes), -1))
+    rows, columns = (np.array(places, dtype=np.intp) for places in matrix.sparsity().get_triplet())
+    kept = (block[rows] != block[columns]) | (block[rows] < 0)
+    return ca.project(matrix, ca.Sparsity.triplet(n, n, rows[kept].tolist(), columns[kept].tolist()))
 
 
 def _placed(kind: Any, x: Any, at: Any, value: Any) -> Any:
