@@ -90,8 +90,8 @@ class Options:
         Largest step, and first step after every start; None lets the integrator choose. A first step longer than the
         interval of integration is cut; a largest step below the rounding error of time is refused.
     fixed_step : float or None
-        Length of the steps, for adapters with fixed steps; the last step before an event or a given time is shorter.
-        None (default) controls the error.
+        Length of the steps, for adapters with fixed steps, at most that of the run and `max_step`; the last step before
+        an event or a given time is shorter. None (default) controls the error.
     max_steps : int
         Limit on the steps of one run.
     max_order : int or None

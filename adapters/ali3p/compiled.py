@@ -168,6 +168,7 @@ class CompiledSteps:
             n=n, n_x=e.n, n_p=e.n_parameters, n_m=e.n_memory, n_unknowns=at.size, n_integrals=k, n_guards=guards,
             n_directions=d, n_groups=groups, n_own=self._own, v_first=at["v"].start, a_first=at["a"].start,
             t0=walk.task.t0, end=walk.end, longest=walk.longest, shortest=walk.shortest, controlled=walk.controlled,
+            cut=walk.controlled and walk.end < walk.task.t_stop,
             rtol=walk.options.rtol, resolution=e.resolution,
         )  # fmt: skip
         self.run.rule[1:] = scheme.rule
@@ -180,7 +181,7 @@ class CompiledSteps:
         for name, length in {
             "start": 4 * n, "unknowns": at.size, "x": e.n, "new_start": 4 * n, "new_x": e.n, "g": k, "integrals": k,
             "guard": guards, "seen": 2 * guards, "inside": 3 * guards + e.n,
-            "speed": guards, "range": guards, "largest": guards,
+            "speed": guards, "range": guards, "rate": guards, "largest": guards,
             "work": LANES * at.size + e.n + k * (1 + d + LANES),
         }.items():  # fmt: skip
             self._share(name, np.zeros(length))
@@ -262,8 +263,8 @@ class CompiledSteps:
             a["g"][:], a["integrals"][:] = segment.g, segment.integrals
             self._set_lanes("dg", segment.dg)
             self._set_lanes("of_integrals", segment.of_integrals)
-        a["guard"][:] = monitor.latest
-        a["largest"][:] = np.abs(monitor.latest)
+        guards, rates = monitor.latest
+        a["guard"][:], a["rate"][:], a["largest"][:] = guards, np.abs(rates), np.abs(guards)
         a["speed"][:], a["range"][:] = monitor.pace.speed, monitor.pace.range
         _, d, n_x, _ = self._sizes
         rows = self._steps("rows", 1 + n_x * (1 + d))

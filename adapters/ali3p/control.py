@@ -77,8 +77,12 @@ class Walk:
             following = self.t + self.h if self.controlled else self.task.t0 + (self.count + 1) * self.h
             t = self.end if last else following
             try:
-                step = self.scheme.step(self.t, t, self.h, self.start, self.x)
-                error = self._error(step) if self.controlled else 0.0
+                if self.controlled and last and self.end < self.task.t_stop:  # the event at the end cut a tested step
+                    error = self._error(self._uncut())
+                    step = self.scheme.step(self.t, t, self.h, self.start, self.x)
+                else:
+                    step = self.scheme.step(self.t, t, self.h, self.start, self.x)
+                    error = self._error(step) if self.controlled else 0.0
             except DaeHybridError:
                 if not self.controlled or self.h <= self.shortest:
                     raise
@@ -93,6 +97,12 @@ class Walk:
             self.t, self.start, self.x = step.t, step.end, step.x
             self.count += 1
             return step
+
+    def _uncut(self) -> MotionStep:
+        """The next step as it would be without an event at the end."""
+        t, stop = self.t + self.h, self.task.t_stop
+        t = stop if stop - self.t <= self.h * (1 + LAST_STEP_SHARE) else t
+        return self.scheme.step(self.t, t, self.h, self.start, self.x)
 
     def _reject(self, proposed: float) -> None:
         self.h = proposed

@@ -15,6 +15,7 @@ from dae_hybrid.errors import ConsistencyError, NonFiniteError, StepSizeError
 from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.arrays import EPS, Array, all_finite
 from dae_hybrid.numerics.matrices import Matrix, dense
+from dae_hybrid.port.failure_messages import said
 from dae_hybrid.port.integrator import Equations
 from dae_hybrid.port.motion import MotionEquations, unknowns
 from dae_hybrid.port.segment_rules import cached, completed
@@ -24,6 +25,8 @@ from dae_hybrid.port.segment_rules import cached, completed
 CONVERGED_SHARE, MAX_ITERATIONS = 1e-14, 20
 #: corrections below this number of rounding errors are not improved by further iterations
 ROUNDINGS = 16.0
+#: constraints with a residual above this share of the largest one are named if a step does not converge
+BROKEN_SHARE = 0.1
 #: a last step shorter than this share of the others is explicit: dividing by its square would leave no digits
 SHORT_SHARE = 1e-3
 
@@ -144,9 +147,15 @@ class Integrands:
         k = self._e.functionals.size
         if not self._e.integrates:
             return np.zeros(k), np.zeros((len(dx), k))
+        g, *slopes = self._kernels["integrand_slopes" if len(dx) else "integrand"](t, x, self._m, self._p)
+        if not all_finite(g):
+            labels = self._e.functionals.labels()
+            bad = [f"the integrand of {name}" for name, v in zip(labels, g, strict=True) if not np.isfinite(v)]
+            raise NonFiniteError(
+                f"NaN or infinity{said(bad)}", mode=self._e.name, time=t, remedy="Check it near this point."
+            )
         if not len(dx):
-            return self._kernels["integrand"](t, x, self._m, self._p)[0], np.zeros((0, k))
-        g, *slopes = self._kernels["integrand_slopes"](t, x, self._m, self._p)
+            return g, np.zeros((0, k))
         return g, sum((d @ dense(by) for d, by in zip((dx, dp, dm), slopes, strict=True)), np.zeros((len(dx), k)))
 
     def slopes(self, t: float, x: Array, components: Sequence[int]) -> list[Array]:
@@ -285,13 +294,17 @@ class Scheme:
             if size <= ROUNDINGS * EPS * extent or expected <= CONVERGED_SHARE * distance:
                 return y
             before = size
-        worst = int(np.argmax(np.abs(residual)))
+        labels, off = self.motion.labels, np.abs(residual)
+        worst = labels[int(np.argmax(off))]
+        constraints = off[n : n + self.m]
+        broken = [labels[n + i] for i in np.flatnonzero(constraints > BROKEN_SHARE * constraints.max(initial=0.0))]
         raise StepSizeError(
             f"Newton's method did not converge in {MAX_ITERATIONS} iterations of a step of length {h:.3g}; the largest "
-            f"residual is that of {self.motion.labels[worst]}.",
+            f"residual is that of {worst}"
+            + (f", and the constraints furthest from zero are those of {', '.join(broken)}." if broken else "."),
             mode=self.equations.name,
             time=t,
-            variables=[self.motion.labels[worst]],
+            variables=list(dict.fromkeys([worst, *broken])),
             remedy="Take a shorter step, or leave fixed_step= out, which controls the error.",
         )
 

@@ -13,7 +13,7 @@ from dae_hybrid.adapters.ali3p.scheme import Integrands, MotionStep
 from dae_hybrid.method import Method
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.step_polynomial import Step as Polynomial
-from dae_hybrid.port.failure_messages import lost_crossing
+from dae_hybrid.port.failure_messages import lost_crossing, singular
 from dae_hybrid.port.integrator import SegmentOutcome, SegmentTask
 from dae_hybrid.port.segment_rules import completed, is_pole, is_short, kernel
 from dae_hybrid.steppers.guard_monitor import EventPoint, GuardMonitor
@@ -123,11 +123,13 @@ class MotionSegment:
         self.outputs.add(before, np.array([self.t]), self.x[None], self.dx[None], inclusive=inclusive)
 
     def _event(self, index: int, approximate: float) -> SegmentOutcome:
-        task, p = self.task, self.scheme.p
+        task, p, e = self.task, self.scheme.p, self.task.equations
+        if index >= e.n_guards - e.n_singularities:
+            raise singular(mode=e.name, time=approximate, variables=e.algebraic_labels)
         index, t, _, point = self.monitor.integrate_to_zero(self, index, approximate)
         crossing = (index, point.guard, point.rate)
         if is_pole(task, t, point.x, point.xdot, crossing, p):
-            raise lost_crossing(crossing, pole=True, mode=task.equations.name, time=t)
+            raise lost_crossing(crossing, pole=True, mode=e.name, time=t)
         if not is_short(self.t0, t):
             step = self._shortened(t)
             self.t, self.x = step.t, step.x

@@ -93,6 +93,7 @@ class RunBuilder:
         self._check_index()
         self._check_resolution()
         self._check_max_step()
+        self._check_fixed_step()
         check_capabilities(adapter, self.system, self.options, analysis)
         if len(known) >= MAX_CACHED_OPTIONS:
             known.clear()
@@ -125,6 +126,13 @@ class RunBuilder:
                 f"max_step={largest:g} is lost in the rounding of a run from {self.span[0]:g} to {self.span[1]:g}.",
                 remedy=f"Choose {MIN_PROGRESS_SHARE * size:.1g} or more.",
             )
+
+    def _check_fixed_step(self) -> None:
+        step, length, largest = self.options.fixed_step, self.span[1] - self.span[0], self.options.max_step
+        if step is not None and step > length:
+            raise OptionError(f"fixed_step={step:g} is longer than the run from {self.span[0]:g} to {self.span[1]:g}.")
+        if step is not None and largest is not None and step > largest:
+            raise OptionError(f"fixed_step={step:g} is longer than max_step={largest:g}.")
 
     def _check_tolerance_names(self) -> None:
         if not isinstance(self.options.atol, Mapping):

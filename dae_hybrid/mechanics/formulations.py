@@ -206,7 +206,8 @@ class ALI3P(Formulation):
     alpha : float
         Penalty. The multipliers are iterated to convergence, so that only the projections depend on it.
     varsigma : float
-        Weight of the projections; 0 leaves them out.
+        Weight of the projections; 0 leaves them out. Accelerations of the trapezoidal rule then oscillate, and do not
+        converge after an event.
     projection : matrix or None
         P, symmetric and positive definite, an expression in positions, time and parameters; None (default) is the mass
         matrix. Any other matrix reduces the order of the trapezoidal and generalised-alpha rules to one.

@@ -228,6 +228,8 @@ class Mechanism(Symbols, Planar, Tree):
         for key, value in items(where, values):
             speed = key if isinstance(key, ca.MX) and not key.is_symbolic() else self.lookup(key, where).symbol
             found.append((speed, expression(f"{where}, {shown_velocity(speed)}", value, speed.numel())))
+        if not found:
+            raise ModelError(f"{where} gives no velocity.", remedy="Give one for every degree of freedom.")
         return found
 
     def all_constraints(self) -> dict[str, Constraint]:

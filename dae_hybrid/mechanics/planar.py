@@ -156,12 +156,13 @@ class Planar(Components):
         """The centre of mass of a bar, along and across."""
         if center is None:
             return length / 2, ca.MX(1, 1)
-        if not isinstance(center, tuple | list):
-            return expression("center of a bar", center, 1), ca.MX(1, 1)
-        if len(center) != 2:
-            raise ModelError(f"center of a bar has {len(center)} entries, expected one distance or two: along, across.")
-        along, across = (expression("center of a bar", distance, 1) for distance in center)
-        return along, across
+        given = ca.vertcat(*center) if isinstance(center, tuple | list) else center
+        value = expression("center of a bar", given, None)
+        if value.numel() > 2:
+            raise ModelError(
+                f"center of a bar has {value.numel()} entries, expected one distance or two: along, across."
+            )
+        return value[0], value[1] if value.numel() == 2 else ca.MX(1, 1)
 
     def pin(self, first: Point, second: Point, *, name: str | None = None) -> ca.MX:
         """Hold two points together: the constraint that closes a loop of bodies.

@@ -124,9 +124,9 @@ class GuardMonitor:
         return bool(np.all(self.band == 0) and np.all(self._before != 0))
 
     @property
-    def latest(self) -> Array:
-        """The guards at the end of the last step."""
-        return self._before
+    def latest(self) -> tuple[Array, Array]:
+        """The guards and their rates at the end of the last step."""
+        return self._before, self._before_rates
 
     def resume(self, t: float, x: Array, pace: tuple[Array, Array], largest: Array) -> None:
         """Go on from a later point, after steps in which no guard became zero.

@@ -10,7 +10,16 @@ import pytest
 
 import dae_hybrid as dh
 from dae_hybrid.adapters.ali3p.compiled import CompiledSteps
-from dae_hybrid.mechanics import ALI3P, Index2, Inelastic, Mechanism, Restitution, Revolute, constraint_residuals
+from dae_hybrid.mechanics import (
+    ALI3P,
+    Index2,
+    Inelastic,
+    Mechanism,
+    Prismatic,
+    Restitution,
+    Revolute,
+    constraint_residuals,
+)
 from dae_hybrid.problems import five_bar, rimless_wheel
 
 RULES = ("trapezoidal", "newmark", "generalized-alpha")
@@ -480,3 +489,96 @@ def test_a_guard_between_the_ends_of_a_step_is_not_missed():
     sol = run(mech.build(ALI3P()), 1.0, 0.125)
     assert [e.transition for e in sol.events] == ["dip", "beat"]
     np.testing.assert_allclose([e.time for e in sol.events], [0.51, 0.75 - np.arccos(0.98) / (2 * np.pi)], rtol=1e-10)
+
+
+# -- found by a reader ----------------------------------------------------------------------------------------
+
+
+def slider_crank():
+    """Crank and rod of one length: both solutions of the loop meet where they are folded."""
+    mech = Mechanism("folded")
+    at = mech.ground(0, 0)
+    crank = mech.body("crank", Revolute(at), mass=1.0, center=(0.5, 0), inertia=0.1)
+    rod = mech.body("rod", Revolute(crank.point(1.0)), mass=1.0, center=(0.5, 0), inertia=0.1)
+    slider = mech.body("slider", Prismatic(at), mass=0.5)
+    mech.pin(rod.point(1.0), slider.point(0, 0), name="wrist")
+    mech.gravity(9.81)
+    angle = np.arctan2(0.8, 0.6)
+    guess = {rod.coordinate: -2 * angle, slider.coordinate: 1.2}
+    mech.initial(mech.mode("turn"), {crank.coordinate: angle}, guess=guess)
+    return mech
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("steps", [{"fixed_step": 5e-3}, {"rtol": 1e-4, "atol": 1e-5}], ids=["fixed", "controlled"])
+def test_a_singular_configuration_of_bodies_is_refused_with_the_time(native, steps):
+    system = slider_crank().build(ALI3P(), native=native)
+    with pytest.raises(dh.ConsistencyError, match="lambda_wrist") as caught:
+        dh.simulate(system, (0, 3), adapter="ali3p", **steps)
+    assert caught.value.time == pytest.approx(1.2182, abs=0.02)
+    assert caught.value.trajectory.t[-1] > 1.1
+
+
+def test_the_step_that_an_event_cuts_is_tested_as_in_the_run():
+    """The local error estimate of the cut step would reject it: its ends have other accelerations."""
+    mech = Mechanism("shaken")
+    amplitude, height = mech.parameter("amplitude", 50.0), mech.parameter("height", 1.0)
+    bob = mech.point("")
+    mech.point_mass(bob, 1.0)
+    mech.gravity(9.81)
+    mech.force({bob.y: amplitude * ca.sin(2 * np.pi * mech.time / 0.01)})
+    fall, rest = mech.mode("fall"), mech.mode("rest")
+    mech.event(fall, rest, guard=bob.y - 0.5, direction="falling")
+    mech.initial(fall, {bob.x: 0.0, bob.y: height}, {bob.vx: 1.0, bob.vy: 0.0})
+    mech.functional("I", integrand=bob.y**2)
+    options = {"adapter": "ali3p", "rtol": 1e-4, "atol": 1e-4, "first_step": 0.01, "max_step": 0.01}
+    for native in (True, False):
+        system = mech.build(ALI3P(), native=native)
+        forward = dh.forward_sensitivity(system, (0, 0.6), **options).gradient["I"]
+        np.testing.assert_allclose(dh.adjoint_gradient(system, (0, 0.6), "I", **options).gradient, forward, rtol=1e-9)
+
+
+@pytest.mark.parametrize("periods", [3, 100, 200])
+def test_a_guard_that_resonates_with_the_steps_is_seen(periods):
+    """All samples of every step have the same phase; the rate where the steps begin tells."""
+    mech = Mechanism("resonance")
+    x = mech.coordinate("x")
+    mech.inertia(x, 1.0)
+    mode, h = mech.mode("m"), 1e-3
+    guard = 2 + 3 * ca.sin(2 * np.pi * periods / h * mech.time + 0.3)
+    mech.event(mode, mode, guard=guard, direction="falling")
+    mech.initial(mode, {x: 0.0}, {mech.velocity(x): 1.0})
+    assert len(run(mech.build(ALI3P()), 2 * h, h).events) > periods / 2
+
+
+def test_an_integrand_that_is_not_finite_is_named_with_its_time():
+    mech = Mechanism("free")
+    x = mech.coordinate("x")
+    mech.inertia(x, 1.0)
+    mech.initial(mech.mode("m"), {x: 0.0}, {mech.velocity(x): 1.0})
+    mech.functional("J", integrand=dh.smooth(ca.sqrt(0.5 - x)))
+    with pytest.raises(dh.NonFiniteError, match="the integrand of J") as caught:
+        run(mech.build(ALI3P()), 1.0, 1e-3)
+    assert caught.value.time == pytest.approx(0.5, abs=2e-3)
+
+
+def test_constraints_that_cannot_be_met_are_named():
+    mech = Mechanism("torn")
+    left, right, bob = mech.ground(0, 0), mech.ground(1.0 + mech.time**2, 0), mech.point("1")
+    mech.point_mass(bob, 1.0)
+    mech.bar(left, bob, length=1.0, name="left")
+    mech.bar(right, bob, length=1.0, name="right")
+    mech.initial(mech.mode("m"), {}, guess={bob.x: 0.5, bob.y: 0.8})
+    with pytest.raises(dh.DaeHybridError, match=r"left|right") as caught:
+        run(mech.build(ALI3P()), 2.0, 0.01)
+    assert 0.9 < caught.value.time < 1.1
+    assert caught.value.trajectory.t[-1] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [({"fixed_step": 1001.0}, "longer than the run"), ({"max_step": 1e-3}, "longer than max_step")],
+)
+def test_fixed_steps_are_checked(options, match):
+    with pytest.raises(dh.OptionError, match=match):
+        dh.simulate(bars(), (0, 1), adapter="ali3p", **{"fixed_step": 0.01, **options})

@@ -486,6 +486,8 @@ REFUSED = {
                                 dh.ModelError, "must be a mapping"),
     "center in space": (late(lambda m, b, s: m.bar(b, m.point("c"), length=1, mass=1, center=(0, 0, 0))), dh.ModelError,
                         "has 3 entries, expected one distance or two"),
+    "jump of nothing": (late(lambda m, b, s: m.event(s, s, guard=b.x, impact=VelocityJump({}))), dh.ModelError,
+                        "gives no velocity"),
     "position as velocity": (late(lambda m, b, s: m.event(s, s, guard=b.x, impact=VelocityJump({b.x: 0}))),
                              dh.ModelError, "x, which is no velocity"),
     "not an impact": (late(lambda m, b, s: m.event(s, s, guard=b.x, impact=0.8)), dh.ModelError, "must be an Impact"),

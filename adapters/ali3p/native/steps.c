@@ -57,7 +57,7 @@ typedef struct {
   double rule[5];                            /* h, beta, gamma, alpha_m, alpha_f */
   double t0, t, end, h, longest;
   double shortest;                           /* step of the error control */
-  integer count, controlled;                 /* steps since t0; whether errors are controlled */
+  integer count, controlled, cut;            /* steps since t0; whether errors are controlled, and an event is the end */
   const double *absolute;
   double rtol;
   double *start, *unknowns, *x;              /* s, Y and x of the last point */
@@ -69,7 +69,7 @@ typedef struct {
   const integer *variable, *slope;           /* variables with a rate of change among the variables */
   double resolution;                         /* longest time between two evaluations of the guards */
   double *guard, *seen, *inside;             /* guards at the start, at the end and within a step, with rates */
-  double *speed, *range, *largest;           /* see `Pace`; largest values */
+  double *speed, *range, *rate, *largest;    /* see `Pace`; rates where the run of steps began; largest values */
   double *work;
   double *rows;                              /* t, x and dx of each step */
   double *history;                           /* t, h, s at the start, Y and x of each step; null if not kept */
@@ -462,7 +462,7 @@ static int keeps_away(motion_run *r, double t) {
     const double one = fabs(middle[i] - before), two = fabs(now[i] - middle[i]);
     r->speed[i] = fmax((one + two) / h, RETAINED_SHARE * r->speed[i]);
     r->range[i] = fmax(fmax(one, fmax(two, fabs(now[i] - before))), RETAINED_SHARE * r->range[i]);
-    fastest[i] = fmax(r->speed[i], fmax(one / inner, two / (1 - inner)) / h);
+    fastest[i] = fmax(fmax(r->rate[i], r->speed[i]), fmax(one / inner, two / (1 - inner)) / h);
     far = far && nearest(before, middle[i], now[i]) > FAR_STEPS * h * fastest[i];
   }
   if (!far && (guards_at(r, r->rates, t, r->new_x, now + n) || guards_at(r, r->rates, within, x, middle + n))) return 0;
@@ -531,7 +531,7 @@ int dh_motion_steps(motion_run *r, integer most) {
     const int last = left <= r->h * (1 + LAST_STEP_SHARE);
     const double t = last ? r->end : r->controlled ? r->t + r->h : r->t0 + (double)(r->count + 1) * r->h;
     const double h = r->rule[0] = t - r->t;
-    if (h <= SHORT_SHARE * r->h || step(r, t)) return LEFT;
+    if (h <= SHORT_SHARE * r->h || (last && r->cut) || step(r, t)) return LEFT;
     double proposed = r->h;
     if (r->controlled) {
       const double error = error_of(r);
