@@ -140,14 +140,14 @@ class Integrands:
     def __init__(self, equations: Equations, memory: Array, parameters: Array) -> None:
         if equations.motion is None:
             raise AssertionError(f"mode {equations.name} has no equations of motion")
-        self._e, self._kernels, self._m, self._p = equations, equations.motion.kernels, memory, parameters
+        self._e, self._kernel, self._m, self._p = equations, equations.motion.kernel, memory, parameters
 
     def along(self, t: float, x: Array, dx: Array, dp: Array, dm: Array) -> tuple[Array, Array]:
         """g (k) and its derivatives (d, k) along directions dx (d, n_x), dp and dm."""
         k = self._e.functionals.size
         if not self._e.integrates:
             return np.zeros(k), np.zeros((len(dx), k))
-        g, *slopes = self._kernels["integrand_slopes" if len(dx) else "integrand"](t, x, self._m, self._p)
+        g, *slopes = self._kernel("integrand_slopes" if len(dx) else "integrand")(t, x, self._m, self._p)
         if not all_finite(g):
             labels = self._e.functionals.labels()
             bad = [f"the integrand of {name}" for name, v in zip(labels, g, strict=True) if not np.isfinite(v)]
@@ -162,7 +162,7 @@ class Integrands:
         """g_x, g_p and g_m of some functional components, (k, .) each."""
         if not self._e.integrates:
             return [np.zeros((len(components), size)) for size in (x.size, self._p.size, self._m.size)]
-        slopes = self._kernels["integrand_slopes"](t, x, self._m, self._p)[1:]
+        slopes = self._kernel("integrand_slopes")(t, x, self._m, self._p)[1:]
         return [dense(by).T[list(components)] for by in slopes]
 
 
@@ -241,10 +241,10 @@ class Scheme:
         if h <= SHORT_SHARE * planned:
             return self._explicit(t, h, planned, start, x0)
         y = self._newton(t, h, start, self._predicted(h, start, x0))
-        right, base, matrix = self.motion.kernels["velocities"](*self.arguments(t, h, start, y))
+        right, base, matrix = self.motion.kernel("velocities")(*self.arguments(t, h, start, y))
         solve = self._factorised(matrix, t)
         y = np.concatenate((y, base + solve(right)))
-        right, base, at_old = self.motion.kernels["accelerations"](*self.arguments(t, h, start, y))
+        right, base, at_old = self.motion.kernel("accelerations")(*self.arguments(t, h, start, y))
         y = np.concatenate((y, base + solve(right), at_old))
         if not all_finite(y):
             raise self._not_finite(t)
@@ -279,7 +279,7 @@ class Scheme:
     def _newton(self, t: float, h: float, start: Array, y: Array) -> Array:
         n, before = self.n, np.inf
         for _ in range(MAX_ITERATIONS):
-            residual, matrix = self.motion.kernels["newton"](*self.arguments(t, h, start, y))
+            residual, matrix = self.motion.kernel("newton")(*self.arguments(t, h, start, y))
             if not all_finite(residual):
                 raise self._not_finite(t)
             correction = self._factorised(matrix, t)(residual)
@@ -340,14 +340,12 @@ class Scheme:
             return ExplicitLinearised(
                 self, step, AlgebraicDerivatives(self.equations, step.t, step.x, self.memory, self.p)
             )
-        kernels, at = self.motion.kernels, self.at
+        kernel, at = self.motion.kernel, self.at
         *start, unknowns, m, p = self.arguments(step.t, step.h, step.start, step.unknowns)
         positions = slice(0, at["v"].start)
         velocities, accelerations = slice(positions.stop, at["a"].start), slice(at["a"].start, at["A1"].start)
-        tangent, projection = (
-            kernels[name](*start, unknowns[positions], m, p)[-1] for name in ("newton", "velocities")
-        )
-        coupling, *others = kernels["linearised"](*start, unknowns, m, p)
+        tangent, projection = (kernel(name)(*start, unknowns[positions], m, p)[-1] for name in ("newton", "velocities"))
+        coupling, *others = kernel("linearised")(*start, unknowns, m, p)
         newton, projected = (self._factorised(matrix, step.t) for matrix in (tangent, projection))
         blocks = [(positions, newton), (velocities, projected), (accelerations, projected)]
         if velocities.stop - velocities.start > self.n + self.m:  # inner variables

@@ -29,4 +29,4 @@ def _text(part: str) -> str:
 
 CONSTANTS: Mapping[str, Any]
 STRUCTS: Mapping[str, Any]
-CONSTANTS, STRUCTS = declarations("\n".join((as_c(), sparse_lu.source(), _text(PARTS[0]))))
+CONSTANTS, STRUCTS = declarations(as_c() + _text(PARTS[0]))

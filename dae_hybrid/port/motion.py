@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import casadi as ca
 import numpy as np
@@ -62,6 +61,7 @@ class MotionEquations:
     spectral_radius: float
     labels: tuple[str, ...]  # of the rows of `newton`
     compiled: Mapping[str, NativeFunction] = field(default_factory=dict, repr=False)
+    _kernels: dict[str, Kernel] = field(default_factory=dict, repr=False, init=False)
 
     @property
     def slopes(self) -> tuple[tuple[NDArray[np.intp], NDArray[np.intp]], ...]:
@@ -69,13 +69,12 @@ class MotionEquations:
         poses, twists, rates, _ = self.inner
         return (self.q, self.v), (self.v, self.a), (poses, twists), (twists, rates)
 
-    @cached_property
-    def kernels(self) -> Mapping[str, Kernel]:
-        """The functions as kernels, with small matrices dense."""
-        return {
-            name: Kernel(compacted(function), range(COLUMNS.get(name, 1), function.n_out()))
-            for name, function in self.functions.items()
-        }
+    def kernel(self, name: str) -> Kernel:
+        """A function as a kernel, with small matrices dense; created once."""
+        if name not in self._kernels:
+            function = self.functions[name]
+            self._kernels[name] = Kernel(compacted(function), range(COLUMNS.get(name, 1), function.n_out()))
+        return self._kernels[name]
 
 
 def with_code(motion: MotionEquations, compiled: Mapping[str, NativeFunction]) -> MotionEquations:

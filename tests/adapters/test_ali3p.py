@@ -40,6 +40,16 @@ def oscillator(**more):
     return mech.build(ALI3P(**more))
 
 
+def pit():
+    """A force that is not finite beyond x = 0."""
+    mech = Mechanism("pit")
+    x = mech.coordinate("x")
+    mech.inertia(x, 1.0)
+    mech.force({x: -1 / ca.sqrt(x)})
+    mech.initial(mech.mode("m"), {x: 1.0})
+    return mech.build(ALI3P())
+
+
 @cache
 def bars(case="smooth", coordinates="natural"):
     return five_bar.mechanism(case, coordinates=coordinates).build(ALI3P())
@@ -285,13 +295,8 @@ def test_a_step_that_does_not_converge_keeps_the_run():
 
 
 def test_equations_that_are_not_finite_are_refused_with_the_time():
-    mech = Mechanism("pit")
-    x = mech.coordinate("x")
-    mech.inertia(x, 1.0)
-    mech.force({x: -1 / ca.sqrt(x)})
-    mech.initial(mech.mode("m"), {x: 1.0})
     with pytest.raises(dh.NonFiniteError) as caught:
-        run(mech.build(ALI3P()), 10.0, 0.01)
+        run(pit(), 10.0, 0.01)
     assert 0.5 < caught.value.time < 2.0
     assert len(caught.value.trajectory.t) > 50
 
@@ -466,13 +471,8 @@ def test_without_a_compiler_the_steps_are_the_same():
 
 def test_compiled_steps_leave_failures_to_python():
     """A force that is not finite beyond x = 0 ends the run at the step that reaches it, after many compiled ones."""
-    mech = Mechanism("pit")
-    x = mech.coordinate("x")
-    mech.inertia(x, 1.0)
-    mech.force({x: -1 / ca.sqrt(x)})
-    mech.initial(mech.mode("m"), {x: 1.0})
     with pytest.raises(dh.NonFiniteError) as caught:
-        run(mech.build(ALI3P()), 10.0, 1e-4)
+        run(pit(), 10.0, 1e-4)
     assert len(caught.value.trajectory.t) > 5000
 
 

@@ -17,6 +17,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import dae_hybrid as dh
+from dae_hybrid.adapters.ali3p import compiled as ali3p
 from dae_hybrid.adapters.sundials.header import CONSTANTS, STRUCTS, source
 from dae_hybrid.adapters.sundials.segment_loop import SegmentLoop
 from dae_hybrid.adapters.sundials.session import SundialsSession
@@ -464,17 +465,25 @@ def test_a_path_that_was_too_long_is_kept_again_when_it_is_not(models: Any, monk
     np.testing.assert_array_equal(again.gradient, first.gradient)
 
 
-def test_structs_are_laid_out_as_in_c() -> None:
-    """The classes that are read from declarations.h, by the offsets of their fields as a compiler has them."""
-    places = [(name, field[0]) for name, kind in STRUCTS.items() for field in kind._fields_]
-    expected = [getattr(STRUCTS[name], field).offset for name, field in places]
-    expected += [ctypes.sizeof(kind) for kind in STRUCTS.values()]
-    offsets = [f"offsetof({name}, {field})" for name, field in places] + [f"sizeof({name})" for name in STRUCTS]
-    header = source().partition("/* ----")[0]
+@pytest.mark.parametrize(
+    ("structs", "text", "known"),
+    [
+        (STRUCTS, source(), {"run", "event_loop", "context", "event"}),
+        (ali3p.STRUCTS, ali3p.source(), {"motion_run", "factorisation", "sparse_lu"}),
+    ],
+    ids=["sundials", "ali3p"],
+)
+def test_structs_are_laid_out_as_in_c(structs: dict[str, Any], text: str, known: set[str]) -> None:
+    """The classes that are read from the declarations, by the offsets of their fields as a compiler has them."""
+    places = [(name, field[0]) for name, kind in structs.items() for field in kind._fields_]
+    expected = [getattr(structs[name], field).offset for name, field in places]
+    expected += [ctypes.sizeof(kind) for kind in structs.values()]
+    offsets = [f"offsetof({name}, {field})" for name, field in places] + [f"sizeof({name})" for name in structs]
+    header = "#include <stddef.h>\n" + text.partition("/* ----")[0]
     library = compile_source(f"{header}\nconst size_t offsets[] = {{{', '.join(offsets)}}};")
     assert library is not None
     assert list((ctypes.c_size_t * len(expected)).in_dll(library, "offsets")) == expected
-    assert {"run", "event_loop", "context", "event"} <= set(STRUCTS)
+    assert known <= set(structs)
 
 
 def test_constants_of_rules_are_those_of_the_core() -> None:

@@ -13,12 +13,12 @@
  * Python parses the constants and structs of this file (header.py), and prepends constants of its own
  * (interface/native_constants.py).
  *
- * The parts form one translation unit: sparse_lu.c, which the adapters share, this file, model.c (evaluation of the model), callbacks.c (SUNDIALS callbacks),
- * linear.c (Newton's matrix of large systems), staggered.c (sensitivities of implicit steps),
- * runge_kutta.c (explicit steps), guards.c (zeros within steps), steps.c (the loops), arrival.c (the point after an
- * event), resting_guards.c (guards at rest after an event), event_loop.c and sweep.c (forward and backward through native events),
- * stiffness.c (detection of stiffness), native_run.c (complete runs), batch.c (batches of runs, with the checks of
- * conditions.c). */
+ * The parts form one translation unit: sparse_lu.c, which the adapters share, this file, model.c (evaluation of the
+ * model), callbacks.c (SUNDIALS callbacks), linear.c (Newton's matrix of large systems), staggered.c (sensitivities of
+ * implicit steps), runge_kutta.c (explicit steps), guards.c (zeros within steps), steps.c (the loops), arrival.c (the
+ * point after an event), resting_guards.c (guards at rest after an event), event_loop.c and sweep.c (forward and backward
+ * through native events), stiffness.c (detection of stiffness), native_run.c (complete runs), batch.c (batches of runs,
+ * with the checks of conditions.c). */
 #include <stddef.h>
 #include <time.h>
 
