@@ -30,7 +30,7 @@ class Origin:
     def _packed(self) -> tuple[bytes, str]:
         return packed(self.model)
 
-    def reduced(self) -> tuple[Any, ...]:
+    def __call__(self) -> tuple[Any, ...]:
         """Value of `__reduce__` of the system."""
         return built_again, (*self._packed, self.options)
 

@@ -122,7 +122,7 @@ def build_system(
         labels={d.name: f"{d.name} [{d.unit}]" if d.unit else d.name for d in model.declarations.values()},
         units={d.name: d.unit for d in declared if d.unit},
         descriptions={d.name: d.description for d in declared if d.description},
-        remake=origin.reduced,
+        remake=origin,
     )
     if native != "later":
         return system

@@ -50,7 +50,13 @@ def lost_digits(
     `sampled` says that the outputs of the run are at requested times.
     """
     p = trajectory.parameters[list(wrt)]
-    scale = np.where(p != 0, np.abs(p), 1.0)
+    return lost_along(trajectory, gradients, np.where(p != 0, np.abs(p), 1.0), again, sampled=sampled)
+
+
+def lost_along(
+    trajectory: Trajectory, gradients: Gradients, scale: Array, again: Callable[[], Gradients], *, sampled: bool = False
+) -> tuple[list[str], Check]:
+    """Return the same for derivatives (k, d) along directions; `scale` (d,) of a direction is a large change."""
     largest = max((_relative(trajectory, name, np.abs(g) * scale) for name, g in gradients.items()), default=0.0)
     rtol = trajectory.options.rtol
     grown, remedy = f"derivatives are {largest:.1e} times as large as the functional", TIGHTER + CHAOS
