@@ -35,6 +35,9 @@ from dae_hybrid.errors import (
     UnsupportedError,
     ZenoError,
 )
+from dae_hybrid.fitting.experiment import Experiment
+from dae_hybrid.fitting.fit import fit
+from dae_hybrid.fitting.result import Fit
 from dae_hybrid.interface.api import adjoint_gradient, forward_sensitivity, simulate
 from dae_hybrid.interface.batch import Batch, batch
 from dae_hybrid.interface.gradient_check import GradientCheck, check_gradient
@@ -74,6 +77,8 @@ __all__ = [
     "EventError",
     "EventRecord",
     "EventSensitivity",
+    "Experiment",
+    "Fit",
     "FormulationError",
     "ForwardSensitivity",
     "Gradient",
@@ -108,6 +113,7 @@ __all__ = [
     "batch",
     "check_gradient",
     "describe_adapters",
+    "fit",
     "forward_sensitivity",
     "prepare",
     "register_adapter",

@@ -54,6 +54,8 @@ class OutputMap:
     ----------
     shape : (int, int)
         ``(n_t, n_outputs)``.
+    layout : Layout
+        Names and sizes of the outputs; ``layout["x"]`` are the columns of x.
     labels : tuple of str
         Names of the columns: ``x``, or ``x[0]``, ``x[1]``, ... of a vector.
     wrt : tuple of str
@@ -117,11 +119,11 @@ class OutputMap:
         setup = RunBuilder(system, t_span, None, t_eval, adapter, options)
         RunBuilder(system, t_span, None, t_eval, adapter, options, "forward").conditions(strict=strict)
         self.span, self.t = setup.span, np.asarray(setup.t_eval)
-        self._layout, columns = outputs_of(system, [names] if isinstance(names, str) else list(names))
+        self.layout, columns = outputs_of(system, [names] if isinstance(names, str) else list(names))
         self._indices = system.parameter_indices(wrt)
         labels = system.parameters.labels()
         self.wrt = tuple(labels[i] for i in self._indices)
-        self.labels, self.shape = self._layout.labels(), (self.t.size, self._layout.size)
+        self.labels, self.shape = self.layout.labels(), (self.t.size, self.layout.size)
         start = _start(system, x0)
         self._functional = OutputFunctional(system, self.t, columns, start)
         self._started = system if start is None else start[0].system(start[1])
@@ -132,7 +134,7 @@ class OutputMap:
 
     def __repr__(self) -> str:
         return (
-            f"<OutputMap of '{self._system.name}': {', '.join(self._layout.names)} at {self.t.size} times, "
+            f"<OutputMap of '{self._system.name}': {', '.join(self.layout.names)} at {self.t.size} times, "
             f"{len(self.wrt)} parameters>"
         )
 
@@ -270,7 +272,7 @@ class OutputMap:
                 time=run.final[0],
                 remedy="Ask for outputs until then, or state the transition with a mode behind it.",
             )
-        found = np.hstack([run[name].reshape(self.t.size, -1) for name in self._layout.names])
+        found = np.hstack([run[name].reshape(self.t.size, -1) for name in self.layout.names])
         bad = np.argwhere(~np.isfinite(found))
         if len(bad):
             row, column = bad[0].tolist()
@@ -286,7 +288,7 @@ class OutputMap:
 
     def _with_derivatives(self, found: ForwardSensitivity) -> tuple[Array, Array]:
         values, count = self._outputs(found.trajectory), len(found.parameters)
-        columns = [found[name].reshape(self.t.size, -1, count) for name in self._layout.names]
+        columns = [found[name].reshape(self.t.size, -1, count) for name in self.layout.names]
         return values, np.concatenate(columns, axis=1)
 
     @contextmanager

@@ -1,0 +1,1 @@
+"""Fits to data, and the accuracy of their estimates."""

@@ -1,0 +1,282 @@
+"""`fit`: least squares on the data of experiments, with exact derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from typing import Any, Literal, Unpack
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dae_hybrid.codegen.compiler import cores
+from dae_hybrid.errors import OptionError, ParameterError
+from dae_hybrid.fitting.experiment import Experiment
+from dae_hybrid.fitting.free_parameters import Bounds, Owner, Priors, Scale, free_parameters
+from dae_hybrid.fitting.losses import LOSSES, LossName
+from dae_hybrid.fitting.misfit import Misfit, Penalty
+from dae_hybrid.fitting.prediction import Prediction
+from dae_hybrid.fitting.result import Fit
+from dae_hybrid.fitting.search import (
+    LEAST_SQUARES,
+    SCALAR,
+    Derivatives,
+    FitProgress,
+    Search,
+    latin_hypercube,
+    optimagic_algorithm,
+    search,
+)
+from dae_hybrid.interface.api import RunOptions
+from dae_hybrid.numeric_input import shown
+from dae_hybrid.options import Options
+from dae_hybrid.progress import Progress
+from dae_hybrid.system.system import HybridSystem, check_built
+
+#: number of free parameters above which the default is the adjoint with L-BFGS-B
+MANY_PARAMETERS = 50
+
+
+def fit(
+    system: HybridSystem,
+    experiments: Experiment | Sequence[Experiment],
+    free: str | Sequence[str] | Mapping[str, ArrayLike],
+    *,
+    local: str | Sequence[str] = (),
+    bounds: Bounds | None = None,
+    scale: Scale | Mapping[str, Scale] = "linear",
+    priors: Priors | None = None,
+    penalty: Penalty | None = None,
+    parameters: Mapping[str, ArrayLike] | None = None,
+    loss: LossName = "linear",
+    f_scale: float = 1.0,
+    method: str | None = None,
+    derivatives: Literal["forward", "adjoint"] | None = None,
+    starts: int = 1,
+    seed: int | None = 0,
+    workers: int | None = None,
+    progress: bool | Callable[[FitProgress], object] = False,
+    method_options: Mapping[str, Any] | None = None,
+    adapter: str = "sundials",
+    **options: Unpack[RunOptions],
+) -> Fit:
+    """Estimate parameters from the data of one or several experiments by least squares.
+
+    The cost is 1/2 sum rho(r^2) over the residuals r = (predicted - measured) / sigma of all experiments, plus half
+    the squares of priors and penalties. Derivatives are exact across events. A point at which a run fails, or has no
+    derivatives, does not end the fit: the step is shortened, and `Fit.failures` keeps the reason.
+
+    Parameters
+    ----------
+    system : HybridSystem
+        System of all experiments that do not have their own.
+    experiments : Experiment or sequence of Experiment
+        Data with their conditions.
+    free : str, sequence of str, or mapping of str to float or array
+        Parameters to estimate; a mapping gives their starts, by default the nominal values.
+    local : str or sequence of str
+        Free parameters with a value of its own for every experiment.
+    bounds : mapping of str to (lower, upper), optional
+        Bounds; None or infinity leaves a side open.
+    scale : {"linear", "log", "logit"}, or mapping of str to these
+        Scale in which steps are taken and intervals are symmetric. ``"log"`` keeps a parameter positive, ``"logit"``
+        between its bounds.
+    priors : mapping of str to (mean, sd), optional
+        Normal priors in the scale of the parameter: with ``"log"``, `mean` is the median and `sd` the standard deviation
+        of the logarithm. They need ``sigma`` in the experiments, against which they are weighed.
+    penalty : callable, optional
+        Further residuals, as CasADi expressions of the free parameters by label:
+        ``lambda q: [0.1 * (q["a"] - q["b"])]``.
+    parameters : mapping, optional
+        Values of other parameters in all experiments.
+    loss : {"linear", "soft_l1", "huber", "cauchy", "arctan"}
+        Loss of the data's residuals, as in `scipy.optimize.least_squares`.
+    f_scale : float
+        Residual from which a loss treats values as outliers.
+    method : str, optional
+        ``"trf"`` (default) or ``"dogbox"`` of `scipy.optimize.least_squares`; ``"L-BFGS-B"``, ``"SLSQP"``, ``"TNC"`` or
+        ``"trust-constr"`` of `scipy.optimize.minimize`; or the name of an algorithm of optimagic (extra ``[fit]``).
+    derivatives : {"forward", "adjoint"}, optional
+        Analysis: forward gives the Jacobian, at the cost of one linear system per free parameter; the adjoint gives the
+        gradient at a cost that does not grow with their number, for methods of `minimize`. By default forward with
+        ``"trf"`` for up to 50 free parameters, else the adjoint with ``"L-BFGS-B"``.
+    starts : int
+        Number of starts: the given one, and a Latin hypercube within the bounds, which must be finite.
+    seed : int, optional
+        Seed of the hypercube.
+    workers : int, optional
+        Number of threads for the starts, or for the experiments of one start; default the number of cores.
+    progress : bool or callable
+        True shows a line on the terminal. A function receives a `FitProgress` after every evaluation; if it raises
+        StopIteration, the best point so far is the result.
+    method_options : mapping, optional
+        Options of the method, under its own names: ``{"xtol": 1e-12}``.
+    adapter, **options
+        As in `simulate`.
+
+    Returns
+    -------
+    Fit
+        Estimates, standard errors, profiles and predictions.
+
+    Raises
+    ------
+    ParameterError, OptionError
+        An argument is invalid.
+    DaeHybridError
+        The error of the run at the start, if every start fails.
+
+    Examples
+    --------
+    >>> import dae_hybrid as dh
+    >>> m = dh.HybridModel("cooling")
+    >>> k, x = m.parameter("k", 1.0), m.differential("x")
+    >>> m.initial(m.mode("run", ode={x: -k * x}), {x: 1.0})
+    >>> data = dh.Experiment({"x": [0.61, 0.36, 0.23]}, [1.0, 2.0, 3.0])
+    >>> found = dh.fit(m.build(), data, "k", rtol=1e-9, atol=1e-12)
+    >>> found.estimates.round(4), found.standard_errors.round(4)
+    (array([0.4995]), array([0.0067]))
+    """
+    check_built(system)
+    given = [experiments] if isinstance(experiments, Experiment) else list(experiments)
+    _check_choices(given, loss, f_scale, starts, workers, progress)
+    names = [e.name or str(i) for i, e in enumerate(given, start=1)]
+    if len(set(names)) < len(names):
+        raise ParameterError(f"Experiments need different names, got {names}.")
+    owners = [Owner(e.system or system, name, frozenset(e.parameters)) for e, name in zip(given, names, strict=True)]
+    fixed, local = dict(parameters or {}), [local] if isinstance(local, str) else list(local)
+    layout = free_parameters(owners, free, local, bounds or {}, scale, priors or {}, fixed)
+    known = _sigma_is_known(given)
+    if layout.has_priors and not known:
+        raise ParameterError(
+            "Priors need the standard deviations of the values, against which they are weighed.",
+            remedy="Give sigma in every experiment.",
+        )
+    if method is None:
+        is_adjoint = derivatives == "adjoint" or (derivatives is None and layout.size > MANY_PARAMETERS)
+        method = "L-BFGS-B" if is_adjoint else "trf"
+    analysis = _analysis(method, derivatives)
+    free_names = [free] if isinstance(free, str) else list(free)
+    predictions = [
+        Prediction(
+            e, o.name, o.system, o.system.parameter_vector(common | e.parameters), places,
+            [n for n in free_names if n in o.system.parameters], {"adapter": adapter, **options},
+        )
+        for e, o, common, places in zip(given, owners, _fixed_values(owners, fixed), layout.places, strict=True)
+    ]  # fmt: skip
+    threads = cores() if workers is None else workers
+    misfit = Misfit(predictions, layout, penalty, loss, float(f_scale), threads if starts == 1 else 1)
+    with _Reporter(system.name, progress) as report:
+        found = _searches(misfit, method, analysis, method_options or {}, starts, seed, threads, report)
+    if found[0].best is None:
+        raise found[0].failures[0][1]
+    return Fit(misfit.threaded(threads), tuple(found), method, Options.of(options).rtol, known)
+
+
+def _searches(
+    misfit: Misfit, method: str, derivatives: Derivatives, options: Mapping[str, Any], starts: int, seed: int | None,
+    threads: int, report: Callable[[FitProgress], object] | None,
+) -> list[Search]:  # fmt: skip
+    """Search from all starts; the best one comes first."""
+    free, points = misfit.free, [misfit.free.start]
+    if starts > 1:
+        lower, upper = free.sampled_bounds
+        unbounded = [n for n, a, b in zip(free.labels, lower, upper, strict=True) if not np.isfinite([a, b]).all()]
+        if unbounded:
+            raise ParameterError(
+                f"starts={starts} needs finite bounds (positive with scale 'log') of {', '.join(unbounded)}."
+            )
+        points += [free.natural(s) for s in latin_hypercube(lower, upper, starts - 1, seed)]
+
+    def run(number: int) -> Search:
+        return search(misfit, points[number], method, derivatives, options, number, report)
+
+    if starts == 1 or threads < 2:
+        found = [run(i) for i in range(starts)]
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            found = list(pool.map(run, range(starts)))
+    return sorted(found, key=lambda one: one.cost)
+
+
+class _Reporter:
+    """The function that receives the progress of a fit."""
+
+    def __init__(self, title: str, progress: bool | Callable[[FitProgress], object]) -> None:
+        self._given, self._line, self._lock = progress, Progress(f"fit '{title}'"), Lock()
+
+    def __enter__(self) -> Callable[[FitProgress], object] | None:
+        if self._given is False:
+            return None
+        if self._given is True:
+            self._line.__enter__()
+        return self._tell
+
+    def __exit__(self, *error: Any) -> None:
+        if self._given is True:
+            self._line.__exit__(*error)
+
+    def _tell(self, state: FitProgress) -> None:
+        with self._lock:
+            if callable(self._given):
+                self._given(state)
+            else:
+                start = f"start {state.start + 1}, " if state.start else ""
+                self._line.stage(f"{start}{state.evaluations} evaluations, cost {state.best:.6g}")
+
+
+def _analysis(method: str, given: str | None) -> Derivatives:
+    """The analysis of a method."""
+    if given not in (None, "forward", "adjoint"):
+        raise OptionError(f"derivatives must be 'forward' or 'adjoint', got {shown(given)}.")
+    if method in LEAST_SQUARES:
+        kind, needs = "LEAST_SQUARES", True
+    elif method in SCALAR:
+        kind, needs = "SCALAR", True
+    else:
+        info = optimagic_algorithm(method)
+        kind, needs = info.solver_type.name, info.needs_jac
+    if not needs:
+        return None
+    if kind == "LEAST_SQUARES" and given == "adjoint":
+        raise OptionError(
+            f"Method {method!r} needs a Jacobian, which the adjoint does not give.",
+            remedy=f"Methods with a gradient: {', '.join(SCALAR)}.",
+        )
+    return "forward" if kind == "LEAST_SQUARES" or given == "forward" else "adjoint"
+
+
+def _check_choices(
+    experiments: Sequence[Any], loss: object, f_scale: object, starts: object, workers: object, progress: object
+) -> None:
+    if not experiments or not all(isinstance(e, Experiment) for e in experiments):
+        raise ParameterError(f"experiments must be an Experiment or a list of them, got {shown(experiments)}.")
+    if loss not in LOSSES:
+        raise OptionError(f"loss must be one of {', '.join(LOSSES)}, got {shown(loss)}.")
+    if not isinstance(f_scale, int | float | np.number) or isinstance(f_scale, bool) or not 0 < f_scale < np.inf:
+        raise OptionError(f"f_scale must be a positive number, got {shown(f_scale)}.")
+    for name, value in (("starts", starts), ("workers", workers)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise OptionError(f"{name} must be a positive integer, got {shown(value)}.")
+    if not isinstance(progress, bool) and not callable(progress):
+        raise OptionError(f"progress must be True, False or a function, got {shown(progress)}.")
+
+
+def _sigma_is_known(experiments: Sequence[Experiment]) -> bool:
+    known = {e.has_sigma for e in experiments}
+    if len(known) > 1:
+        raise ParameterError("Some experiments have sigma and others do not.", remedy="Give sigma in all, or in none.")
+    return known.pop()
+
+
+def _fixed_values(owners: Sequence[Owner], given: Mapping[str, ArrayLike]) -> list[dict[str, ArrayLike]]:
+    """The common fixed values that each system has; a name that none has is an error."""
+    found = []
+    for owner in owners:
+        labels = {*owner.system.parameters.names, *owner.system.parameters.labels()}
+        found.append({name: value for name, value in given.items() if name in labels})
+    for name in given:
+        if not any(name in own for own in found):
+            owners[0].system.parameter_vector({name: given[name]})  # raises with the names
+    return found

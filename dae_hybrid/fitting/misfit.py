@@ -1,0 +1,191 @@
+"""Residuals of all experiments, priors and penalties, with their Jacobian or the gradient of their cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+import casadi as ca
+import numpy as np
+
+from dae_hybrid.errors import (
+    ConsistencyError,
+    DaeHybridError,
+    DualityError,
+    EventError,
+    IntegrationError,
+    NonFiniteError,
+    OptionError,
+)
+from dae_hybrid.fitting.free_parameters import FreeParameters
+from dae_hybrid.fitting.losses import LOSSES, Rho, of_data
+from dae_hybrid.fitting.prediction import Prediction
+from dae_hybrid.numeric_input import shown
+from dae_hybrid.numerics.arrays import Array
+
+#: errors of a run that depend on the parameters: a fit avoids such points
+RUN_ERRORS = (IntegrationError, ConsistencyError, EventError, DualityError)
+#: residuals from the free parameters, as CasADi expressions by label
+Penalty = Callable[[Mapping[str, Any]], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Residuals at a point; NaN if a run failed or has no derivatives.
+
+    Attributes
+    ----------
+    q : ndarray, shape (n,)
+        Free parameters.
+    cost : float
+        Half the sum of the losses.
+    residuals : ndarray, shape (m,)
+        Residuals of data, then of priors and penalties, divided by standard deviations.
+    jacobian : ndarray, shape (m, n), or None
+        Their derivatives by q.
+    gradient : ndarray, shape (n,), or None
+        Derivative of the cost by q.
+    error : DaeHybridError or None
+        Reason for NaN.
+    """
+
+    q: Array
+    cost: float
+    residuals: Array
+    jacobian: Array | None = None
+    gradient: Array | None = None
+    error: DaeHybridError | None = None
+
+
+class Misfit:
+    """The cost of a fit: predictions against data, priors and penalties.
+
+    Attributes
+    ----------
+    n_data, size : int
+        Number of residuals of data, and of all.
+    rho : callable
+        Loss of the residuals, see `losses`.
+    """
+
+    def __init__(
+        self, predictions: Sequence[Prediction], free: FreeParameters, penalty: Penalty | None, loss: str,
+        f_scale: float, workers: int,
+    ) -> None:  # fmt: skip
+        self.predictions, self.free, self.f_scale, self.loss = tuple(predictions), free, f_scale, loss
+        self.targets = np.concatenate([p.targets for p in predictions])
+        self.sigma = np.concatenate([p.sigma for p in predictions])
+        self.n_data = len(self.targets)
+        self._ends = np.cumsum([0, *(len(p.targets) for p in predictions)])
+        self._rows = None if penalty is None else _compiled(penalty, free.labels)
+        self._prior = np.flatnonzero(np.isfinite(free.prior_sd))
+        self._workers = min(workers, len(predictions))
+        self.size = self.n_data + len(self._prior) + (0 if self._rows is None else self._rows.size1_out(0))
+        self.rho: Rho = of_data(LOSSES[loss], self.n_data)
+
+    def threaded(self, workers: int) -> Misfit:
+        """The same misfit with the experiments on this number of threads."""
+        other = copy(self)
+        other._workers = min(workers, len(self.predictions))
+        return other
+
+    def part(self, values: Array, i: int) -> Array:
+        """The rows of experiment i."""
+        return values[self._ends[i] : self._ends[i + 1]]
+
+    def cost(self, residuals: Array) -> float:
+        """Half the sum of the losses."""
+        return float(0.5 * self.f_scale**2 * self.rho((residuals / self.f_scale) ** 2)[0].sum())
+
+    def slopes(self, residuals: Array) -> Array:
+        """Derivative of the cost by the residuals."""
+        return np.asarray(residuals * self.rho((residuals / self.f_scale) ** 2)[1])
+
+    def values(self, q: Array) -> Evaluation:
+        """Residuals without derivatives."""
+        return self._guarded(q, lambda: self._evaluation(q, np.concatenate(self._each(lambda p, _: p.values(q)))))
+
+    def linearised(self, q: Array) -> Evaluation:
+        """Residuals with their Jacobian, by forward analysis."""
+
+        def evaluate() -> Evaluation:
+            found = self._each(lambda p, _: p.derivatives(q))
+            jacobian = np.concatenate([by_q for _, by_q in found]) / self.sigma[:, None]
+            return self._evaluation(q, np.concatenate([values for values, _ in found]), jacobian)
+
+        return self._guarded(q, evaluate)
+
+    def differentiated(self, q: Array) -> Evaluation:
+        """Residuals with the gradient of the cost, by adjoint analysis."""
+
+        def evaluate() -> Evaluation:
+            found = self._evaluation(q, np.concatenate(self._each(lambda p, _: p.values(q))))
+            slopes = self.slopes(found.residuals)
+            seeds = slopes[: self.n_data] / self.sigma
+            gradient = slopes[self.n_data :] @ self._further(q)[1]
+            gradient = gradient + sum(self._each(lambda p, i: p.pullback(q, self.part(seeds, i))))
+            return Evaluation(q, found.cost, found.residuals, gradient=gradient)
+
+        return self._guarded(q, evaluate)
+
+    def _each[T](self, function: Callable[[Prediction, int], T]) -> list[T]:
+        """Call a function for every experiment, on several threads."""
+        pairs = list(self.predictions), range(len(self.predictions))
+        if self._workers < 2:
+            return list(map(function, *pairs))
+        with ThreadPoolExecutor(self._workers) as pool:
+            return list(pool.map(function, *pairs))
+
+    def _guarded(self, q: Array, evaluate: Callable[[], Evaluation]) -> Evaluation:
+        """Evaluate; NaN with the reason if a run fails."""
+        blank = np.full(self.size, np.nan)
+        if not np.isfinite(q).all():
+            return Evaluation(q, np.nan, blank, error=NonFiniteError("A free parameter is not finite."))
+        try:
+            found = evaluate()
+        except RUN_ERRORS as error:
+            error.trajectory = None  # partial results of many points would fill the memory
+            return Evaluation(q, np.nan, blank, error=error)
+        parts = (found.residuals, found.jacobian, found.gradient)
+        if all(part is None or np.isfinite(part).all() for part in parts):
+            return found
+        error = NonFiniteError("A residual or its derivative is not finite.")
+        return Evaluation(q, np.nan, blank, error=error)
+
+    def _evaluation(self, q: Array, values: Array, jacobian: Array | None = None) -> Evaluation:
+        further, by_q = self._further(q)
+        residuals = np.concatenate(((values - self.targets) / self.sigma, further))
+        if jacobian is None:
+            return Evaluation(q, self.cost(residuals), residuals)
+        jacobian = np.concatenate((jacobian, by_q))
+        return Evaluation(q, self.cost(residuals), residuals, jacobian, self.slopes(residuals) @ jacobian)
+
+    def _further(self, q: Array) -> tuple[Array, Array]:
+        """Residuals of priors and penalties, and their derivatives by q."""
+        free, chosen = self.free, self._prior
+        priors = ((free.scaled(q) - free.prior_mean) / free.prior_sd)[chosen]
+        slopes = np.zeros((len(chosen), free.size))
+        slopes[np.arange(len(chosen)), chosen] = 1 / (free.slope(q) * free.prior_sd)[chosen]
+        if self._rows is None:
+            return priors, slopes
+        rows, by_q = (np.asarray(v) for v in self._rows(q))
+        return np.concatenate((priors, rows[:, 0])), np.concatenate((slopes, by_q))
+
+
+def _compiled(penalty: Penalty, labels: Sequence[str]) -> ca.Function:
+    """The residuals of a penalty and their Jacobian."""
+    symbols = [ca.SX.sym(label) for label in labels]
+    try:
+        rows = penalty(dict(zip(labels, symbols, strict=True)))
+        rows = ca.vertcat(*rows) if isinstance(rows, list | tuple) else ca.vec(ca.SX(rows))
+        q = ca.vertcat(*symbols)
+        return ca.Function("penalty", [q], [ca.densify(rows), ca.densify(ca.jacobian(rows, q))])
+    except Exception as reason:
+        raise OptionError(
+            f"penalty must return CasADi expressions of the parameters by label ({', '.join(labels)}): "
+            f"{type(reason).__name__}: {shown(str(reason))}",
+            remedy="For example: penalty=lambda q: [0.1 * (q['a'] - q['b'])].",
+        ) from reason

@@ -1,0 +1,249 @@
+"""Searches for the minimum of a misfit: SciPy's least squares, scalar methods, and the algorithms of optimagic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from scipy.optimize import least_squares, minimize
+from scipy.stats import qmc
+
+from dae_hybrid.errors import DaeHybridError, OptionError
+from dae_hybrid.fitting.misfit import Evaluation, Misfit
+from dae_hybrid.numeric_input import shown
+from dae_hybrid.numerics.arrays import Array
+
+#: methods of `scipy.optimize.least_squares`, which take a Jacobian
+LEAST_SQUARES = ("trf", "dogbox")
+#: methods of `scipy.optimize.minimize` with a gradient and bounds
+SCALAR = ("L-BFGS-B", "SLSQP", "TNC", "trust-constr")
+#: height of the wall around points without a value, in terms of the cost, and its slope for a unit step
+WALL = 10.0
+#: analysis that gives the derivatives; None for methods without any
+Derivatives = Literal["forward", "adjoint"] | None
+
+
+class FitProgress(NamedTuple):
+    """State of a running fit, passed to a function given as ``progress``.
+
+    Attributes
+    ----------
+    start : int
+        Number of the start, from 0.
+    evaluations : int
+        Evaluations of this start so far.
+    cost, best : float
+        Half the sum of the losses of the last evaluation (NaN if it failed), and the least one of this start.
+    parameters : dict of float
+        Free parameters of the last evaluation.
+    """
+
+    start: int
+    evaluations: int
+    cost: float
+    best: float
+    parameters: dict[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """Outcome of the search from one start.
+
+    Attributes
+    ----------
+    start : ndarray, shape (n,)
+    best : Evaluation or None
+        The point of least cost; None if the start itself failed.
+    success : bool
+        Whether the method reports convergence.
+    message : str
+    evaluations : int
+        Number of points at which the experiments were run.
+    failures : tuple of pair
+        Points without values or derivatives, and the reasons.
+    """
+
+    start: Array
+    best: Evaluation | None
+    success: bool
+    message: str
+    evaluations: int
+    failures: tuple[tuple[Array, DaeHybridError], ...]
+
+    @property
+    def cost(self) -> float:
+        """Least cost; infinite if the start failed."""
+        return np.inf if self.best is None else self.best.cost
+
+
+class _StopSearch(Exception):
+    """The progress function asked for a stop."""
+
+
+@dataclass(eq=False)
+class Track:
+    """The evaluations of one search, at scaled values, and the functions that the methods call."""
+
+    misfit: Misfit
+    derivatives: Derivatives
+    number: int
+    report: Callable[[FitProgress], object] | None
+    best: Evaluation | None = None
+    count: int = 0
+    failures: list[tuple[Array, DaeHybridError]] = field(default_factory=list)
+    _last: tuple[bytes, Evaluation] | None = None
+
+    def at(self, s: Array) -> Evaluation:
+        """Evaluate at scaled values; the last evaluation is kept."""
+        key = np.asarray(s, dtype=float).tobytes()
+        if self._last is not None and self._last[0] == key:
+            return self._last[1]
+        q, misfit = self.misfit.free.natural(s), self.misfit
+        evaluate = {"forward": misfit.linearised, "adjoint": misfit.differentiated, None: misfit.values}
+        found = evaluate[self.derivatives](q)
+        self._last, self.count = (key, found), self.count + 1
+        if found.error is not None:
+            self.failures.append((q, found.error))
+        elif self.best is None or found.cost < self.best.cost:
+            self.best = found
+        self._tell(found)
+        return found
+
+    def _tell(self, found: Evaluation) -> None:
+        best = np.inf if self.best is None else self.best.cost
+        parameters = dict(zip(self.misfit.free.labels, found.q.tolist(), strict=True))
+        try:
+            if self.report is not None:
+                self.report(FitProgress(self.number, self.count, found.cost, best, parameters))
+        except StopIteration:
+            raise _StopSearch from None
+
+    # -- functions of the methods -----------------------------------------------------------------------
+
+    def residuals(self, s: Array) -> Array:
+        """Residuals; NaN at failures, where trust regions shrink."""
+        return self.at(s).residuals
+
+    def jacobian(self, s: Array) -> Array:
+        """Derivative of the residuals by s."""
+        found = self.at(s)
+        if found.jacobian is None:
+            height, slope = self._wall(s)
+            return np.tile(slope / np.sqrt(2 * height * self.misfit.size), (self.misfit.size, 1))
+        return found.jacobian * self.misfit.free.slope(found.q)
+
+    def cost(self, s: Array) -> tuple[float, Array]:
+        """Cost and its derivative by s; at failures those of a wall that rises from the best point."""
+        found = self.at(s)
+        if found.error is not None:
+            return self._wall(s)
+        slope = np.zeros(0) if found.gradient is None else found.gradient * self.misfit.free.slope(found.q)
+        return found.cost, slope
+
+    def residuals_or_wall(self, s: Array) -> Array:
+        """Residuals; at failures equal ones with the cost of the wall."""
+        found = self.at(s)
+        if found.error is None:
+            return found.residuals
+        return np.full(self.misfit.size, np.sqrt(2 * self._wall(s)[0] / self.misfit.size))
+
+    def _wall(self, s: Array) -> tuple[float, Array]:
+        """A cost that rises from the best point like a cone on a step, and its slope."""
+        assert self.best is not None
+        height = WALL * (1.0 + abs(self.best.cost))
+        away = s - self.misfit.free.scaled(self.best.q)
+        distance = float(np.linalg.norm(away)) or 1.0
+        return self.best.cost + height * (1.0 + distance), height * away / distance
+
+
+def search(
+    misfit: Misfit, start: Array, method: str, derivatives: Derivatives, options: Mapping[str, Any], number: int = 0,
+    report: Callable[[FitProgress], object] | None = None,
+) -> Search:  # fmt: skip
+    """Search from one start, in natural values."""
+    track, free = Track(misfit, derivatives, number, report), misfit.free
+    s = free.scaled(start)
+    success, message = False, ""
+    try:
+        first = track.at(s)
+        if first.error is not None:
+            message = f"The start failed: {first.error.message}"
+        elif method in LEAST_SQUARES:
+            success, message = _by_least_squares(track, s, method, options)
+        elif method in SCALAR:
+            success, message = _by_scalar(track, s, method, options)
+        else:
+            success, message = _by_optimagic(track, s, method, options)
+    except _StopSearch:
+        message = "Stopped by progress."
+    return Search(start, track.best, success, message, track.count, tuple(track.failures))
+
+
+def _by_least_squares(track: Track, s: Array, method: str, options: Mapping[str, Any]) -> tuple[bool, str]:
+    misfit = track.misfit
+    loss: dict[str, Any] = {} if misfit.loss == "linear" else {"loss": misfit.rho, "f_scale": misfit.f_scale}
+    bounds = misfit.free.scaled_bounds
+    call: dict[str, Any] = {"x_scale": "jac", **loss, **options}
+    found = least_squares(track.residuals, s, track.jacobian, bounds=bounds, method=method, **call)
+    return bool(found.success), str(found.message)
+
+
+def _by_scalar(track: Track, s: Array, method: str, options: Mapping[str, Any]) -> tuple[bool, str]:
+    bounds = np.column_stack(track.misfit.free.scaled_bounds)
+    found = minimize(track.cost, s, jac=True, method=method, bounds=bounds, options=dict(options))
+    return bool(found.success), str(found.message)
+
+
+def optimagic_algorithm(name: str) -> Any:
+    """The information on an algorithm of optimagic.
+
+    Raises
+    ------
+    ImportError
+        optimagic is not installed.
+    OptionError
+        The name is unknown, or the algorithm's own package is not installed.
+    """
+    legal = f"Methods: {', '.join((*LEAST_SQUARES, *SCALAR))}, or an algorithm of optimagic"
+    try:
+        from optimagic.algorithms import ALL_ALGORITHMS
+    except ImportError as reason:
+        raise OptionError(
+            f"Unknown method {shown(name)}, and optimagic is not installed.",
+            remedy=f"{legal}, which needs: pip install 'dae-hybrid[fit]'.",
+        ) from reason
+    if not isinstance(name, str) or name not in ALL_ALGORITHMS:
+        raise OptionError(f"Unknown method {shown(name)}.", remedy=f"{legal}: {', '.join(sorted(ALL_ALGORITHMS))}.")
+    info = ALL_ALGORITHMS[name].__algo_info__
+    if not info.is_available:
+        raise OptionError(f"The package of optimagic's algorithm {name!r} is not installed.", remedy=f"{legal}.")
+    if info.solver_type.name not in ("SCALAR", "LEAST_SQUARES"):
+        raise OptionError(f"Algorithm {name!r} maximises likelihoods, not least squares.", remedy=f"{legal}.")
+    return info
+
+
+def _by_optimagic(track: Track, s: Array, method: str, options: Mapping[str, Any]) -> tuple[bool, str]:
+    import optimagic as om
+
+    info, free = optimagic_algorithm(method), track.misfit.free
+    lower, upper = free.scaled_bounds
+    bounds = om.Bounds(lower=lower, upper=upper) if info.supports_bounds else None
+    if bounds is None and np.isfinite([lower, upper]).any():
+        raise OptionError(f"Algorithm {method!r} takes no bounds.", remedy="A log or logit scale needs none.")
+    fun: Any
+    if info.solver_type.name == "LEAST_SQUARES":
+        fun, jac = om.mark.least_squares(track.residuals_or_wall), om.mark.least_squares(track.jacobian)
+    else:
+        fun, jac = om.mark.scalar(lambda s: track.cost(s)[0]), lambda s: track.cost(s)[1]
+    found = om.minimize(
+        fun=fun, params=s, algorithm=method, jac=jac if info.needs_jac else None, bounds=bounds,
+        algo_options=dict(options), collect_history=False,
+    )  # fmt: skip
+    return bool(found.success), str(found.message)
+
+
+def latin_hypercube(lower: Array, upper: Array, count: int, seed: int | None) -> Array:
+    """Points within bounds, shape (count, n)."""
+    return np.asarray(qmc.scale(qmc.LatinHypercube(len(lower), rng=seed).random(count), lower, upper))
