@@ -34,6 +34,7 @@ TITLES = {
     "five_bar_ali3p": "the same by an index-3 formulation with projections (Lopez Varela, Dopico and Luaces 2023)",
     "impact_oscillator": "a driven mass that hits a stop (closed form)",
     "pendulum_with_stop": "a pendulum in natural coordinates that hits a stop",
+    "theophylline": "absorption of a drug in twelve subjects (published data and estimates, closed form)",
     "rimless_wheel": "a wheel of spokes on a slope (changing constraints, footholds as memory)",
 }
 
