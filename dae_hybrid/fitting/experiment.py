@@ -173,8 +173,9 @@ class Experiment:
         found = []
         for key in dict.fromkeys(keys.tolist()):
             rows = keys == key
-            fixed = {name: columns.common(column, rows, str(key)) for name, column in (parameters or {}).items()}
-            own = {
+            title = f"{key:.15g}" if isinstance(key, float) else str(key)
+            fixed = {name: columns.common(column, rows, title) for name, column in (parameters or {}).items()}
+            own: dict[str, Any] = {
                 kind: {n: columns.of(c, rows) if isinstance(c, str) else c for n, c in given.items()}
                 if isinstance(given, Mapping)
                 else given
@@ -185,7 +186,7 @@ class Experiment:
                     {name: columns.of(column, rows) for name, column in data.items()},
                     columns.of(time, rows),
                     parameters={**more.get("parameters", {}), **fixed},
-                    name=None if by is None else str(key),
+                    name=None if by is None else title,
                     **own,
                     **{option: value for option, value in more.items() if option != "parameters"},
                 )

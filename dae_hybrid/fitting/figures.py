@@ -51,8 +51,8 @@ def plot_fit(fit: Fit, predictions: Sequence[Prediction], names: Sequence[str], 
     figure, axes = _grid(len(panels))
     for (prediction, series), panel in zip(panels, axes, strict=True):
         _draw_series(fit, prediction, series, panel, level)
-        title = prediction.name if len(predictions) > 1 else ""
-        panel.set_title(f"{title} {series.name}".strip(), fontsize="small")
+        title = f"{prediction.name}: " if len(predictions) > 1 else ""
+        panel.set_title(f"{title}{series.name}", fontsize="small")
         panel.tick_params(labelsize="x-small")
         panel.set_xlabel("t", fontsize="small")
     return figure
@@ -118,6 +118,7 @@ def plot_conditioning(conditioning: Conditioning) -> Any:
     indices = np.where(np.isfinite(conditioning.indices), conditioning.indices, np.nan)
     left.barh(range(n), indices, color=LINE)
     left.set_xscale("log")
+    left.set_xlim(left=0.9)
     left.axvline(30.0, color="0.5", linestyle="--", linewidth=0.8)
     left.set_yticks(range(n), [f"{i + 1}" for i in range(n)])
     left.invert_yaxis()

@@ -51,13 +51,13 @@ def fit(
     parameters: Mapping[str, ArrayLike] | None = None,
     loss: LossName = "linear",
     f_scale: float = 1.0,
-    method: str | None = None,
+    optimizer: str | None = None,
     derivatives: Literal["forward", "adjoint"] | None = None,
     starts: int = 1,
     seed: int | None = 0,
     workers: int | None = None,
     progress: bool | Callable[[FitProgress], object] = False,
-    method_options: Mapping[str, Any] | None = None,
+    optimizer_options: Mapping[str, Any] | None = None,
     adapter: str = "sundials",
     **options: Unpack[RunOptions],
 ) -> Fit:
@@ -83,8 +83,8 @@ def fit(
         Scale in which steps are taken and intervals are symmetric. ``"log"`` keeps a parameter positive, ``"logit"``
         between its bounds.
     priors : mapping of str to (mean, sd), optional
-        Normal priors in the scale of the parameter: with ``"log"``, `mean` is the median and `sd` the standard deviation
-        of the logarithm. They need ``sigma`` in the experiments, against which they are weighed.
+        Normal priors in the scale of the parameter: with ``"log"``, `mean` is the median and `sd` the standard
+        deviation of the logarithm. They need ``sigma`` in the experiments, against which they are weighed.
     penalty : callable, optional
         Further residuals, as CasADi expressions of the free parameters by label:
         ``lambda q: [0.1 * (q["a"] - q["b"])]``.
@@ -94,12 +94,12 @@ def fit(
         Loss of the data's residuals, as in `scipy.optimize.least_squares`.
     f_scale : float
         Residual from which a loss treats values as outliers.
-    method : str, optional
-        ``"trf"`` (default) or ``"dogbox"`` of `scipy.optimize.least_squares`; ``"L-BFGS-B"``, ``"SLSQP"``, ``"TNC"`` or
+    optimizer : str, optional
+        ``"trf"`` (default) or ``"dogbox"`` of `scipy.optimize.least_squares`; ``"L-BFGS-B"``, ``"SLSQP"`` or
         ``"trust-constr"`` of `scipy.optimize.minimize`; or the name of an algorithm of optimagic (extra ``[fit]``).
     derivatives : {"forward", "adjoint"}, optional
         Analysis: forward gives the Jacobian, at the cost of one linear system per free parameter; the adjoint gives the
-        gradient at a cost that does not grow with their number, for methods of `minimize`. By default forward with
+        gradient at a cost that does not grow with their number, for optimizers of `minimize`. By default forward with
         ``"trf"`` for up to 50 free parameters, else the adjoint with ``"L-BFGS-B"``.
     starts : int
         Number of starts: the given one, and a Latin hypercube within the bounds, which must be finite.
@@ -110,8 +110,8 @@ def fit(
     progress : bool or callable
         True shows a line on the terminal. A function receives a `FitProgress` after every evaluation; if it raises
         StopIteration, the best point so far is the result.
-    method_options : mapping, optional
-        Options of the method, under its own names: ``{"xtol": 1e-12}``.
+    optimizer_options : mapping, optional
+        Options of the optimizer, under its own names: ``{"xtol": 1e-12}``.
     adapter, **options
         As in `simulate`.
 
@@ -153,10 +153,10 @@ def fit(
             "Priors need the standard deviations of the values, against which they are weighed.",
             remedy="Give sigma in every experiment.",
         )
-    if method is None:
+    if optimizer is None:
         is_adjoint = derivatives == "adjoint" or (derivatives is None and layout.size > MANY_PARAMETERS)
-        method = "L-BFGS-B" if is_adjoint else "trf"
-    analysis = _analysis(method, derivatives)
+        optimizer = "L-BFGS-B" if is_adjoint else "trf"
+    analysis = _analysis(optimizer, derivatives)
     free_names = [free] if isinstance(free, str) else list(free)
     predictions = [
         Prediction(
@@ -168,14 +168,14 @@ def fit(
     threads = cores() if workers is None else workers
     misfit = Misfit(predictions, layout, penalty, loss, float(f_scale), threads if starts == 1 else 1)
     with _Reporter(system.name, progress) as report:
-        found = _searches(misfit, method, analysis, method_options or {}, starts, seed, threads, report)
+        found = _searches(misfit, optimizer, analysis, optimizer_options or {}, starts, seed, threads, report)
     if found[0].best is None:
         raise found[0].failures[0][1]
-    return Fit(misfit.threaded(threads), tuple(found), method, Options.of(options).rtol, known)
+    return Fit(misfit.threaded(threads), tuple(found), optimizer, Options.of(options).rtol, known)
 
 
 def _searches(
-    misfit: Misfit, method: str, derivatives: Derivatives, options: Mapping[str, Any], starts: int, seed: int | None,
+    misfit: Misfit, optimizer: str, derivatives: Derivatives, options: Mapping[str, Any], starts: int, seed: int | None,
     threads: int, report: Callable[[FitProgress], object] | None,
 ) -> list[Search]:  # fmt: skip
     """Search from all starts; the best one comes first."""
@@ -190,7 +190,7 @@ def _searches(
         points += [free.natural(s) for s in latin_hypercube(lower, upper, starts - 1, seed)]
 
     def run(number: int) -> Search:
-        return search(misfit, points[number], method, derivatives, options, number, report)
+        return search(misfit, points[number], optimizer, derivatives, options, number, report)
 
     if starts == 1 or threads < 2:
         found = [run(i) for i in range(starts)]
@@ -226,23 +226,23 @@ class _Reporter:
                 self._line.stage(f"{start}{state.evaluations} evaluations, cost {state.best:.6g}")
 
 
-def _analysis(method: str, given: str | None) -> Derivatives:
-    """The analysis of a method."""
+def _analysis(optimizer: str, given: str | None) -> Derivatives:
+    """The analysis of an optimizer."""
     if given not in (None, "forward", "adjoint"):
         raise OptionError(f"derivatives must be 'forward' or 'adjoint', got {shown(given)}.")
-    if method in LEAST_SQUARES:
+    if optimizer in LEAST_SQUARES:
         kind, needs = "LEAST_SQUARES", True
-    elif method in SCALAR:
+    elif optimizer in SCALAR:
         kind, needs = "SCALAR", True
     else:
-        info = optimagic_algorithm(method)
+        info = optimagic_algorithm(optimizer)
         kind, needs = info.solver_type.name, info.needs_jac
     if not needs:
         return None
     if kind == "LEAST_SQUARES" and given == "adjoint":
         raise OptionError(
-            f"Method {method!r} needs a Jacobian, which the adjoint does not give.",
-            remedy=f"Methods with a gradient: {', '.join(SCALAR)}.",
+            f"Optimizer {optimizer!r} needs a Jacobian, which the adjoint does not give.",
+            remedy=f"Optimizers with a gradient: {', '.join(SCALAR)}.",
         )
     return "forward" if kind == "LEAST_SQUARES" or given == "forward" else "adjoint"
 

@@ -147,8 +147,8 @@ def free_parameters(
     OptionError
         A scale is unknown.
     """
-    starts = free if isinstance(free, Mapping) else dict.fromkeys([free] if isinstance(free, str) else free)
-    names = list(starts)
+    names = [free] if isinstance(free, str) else list(free)
+    starts = free if isinstance(free, Mapping) else dict.fromkeys(names)
     if not names or len(set(names)) < len(names):
         raise ParameterError(f"free names the parameters to be estimated, each once, got {shown(free)}.")
     for what, given in (("local", local), ("bounds", bounds), ("priors", priors)):

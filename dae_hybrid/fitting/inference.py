@@ -1,8 +1,8 @@
 """Accuracy of estimates: covariance, and the combinations of parameters that the data determine.
 
 The formulas are those of nonlinear regression: Seber and Wild, Nonlinear Regression (1989), sections 2.1 and 5.1;
-Belsley, Kuh and Welsch, Regression Diagnostics (1980), chapter 3, for the condition indices; Huber, Robust Statistics (1981),
-section 7.6, for robust losses.
+Belsley, Kuh and Welsch, Regression Diagnostics (1980), chapter 3, for the condition indices; Huber, Robust Statistics
+(1981), section 7.6, for robust losses.
 """
 
 from __future__ import annotations

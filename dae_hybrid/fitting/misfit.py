@@ -152,8 +152,8 @@ class Misfit:
         parts = (found.residuals, found.jacobian, found.gradient)
         if all(part is None or np.isfinite(part).all() for part in parts):
             return found
-        error = NonFiniteError("A residual or its derivative is not finite.")
-        return Evaluation(q, np.nan, blank, error=error)
+        reason = NonFiniteError("A residual or its derivative is not finite.")
+        return Evaluation(q, np.nan, blank, error=reason)
 
     def _evaluation(self, q: Array, values: Array, jacobian: Array | None = None) -> Evaluation:
         further, by_q = self._further(q)

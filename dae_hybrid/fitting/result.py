@@ -43,12 +43,12 @@ class Fit:
     cost : float
         Half the sum of the losses, priors and penalties included.
     success : bool
-        Whether the method reports convergence.
+        Whether the optimizer reports convergence.
     message : str
         Its reason to stop.
     searches : tuple of Search
         Searches from all starts, best first.
-    method : str
+    optimizer : str
 
     Notes
     -----
@@ -58,7 +58,7 @@ class Fit:
 
     misfit: Misfit = field(repr=False)
     searches: tuple[Search, ...] = field(repr=False)
-    method: str
+    optimizer: str
     rtol: float = field(repr=False)
     sigma_is_known: bool = field(repr=False)
 
@@ -96,12 +96,12 @@ class Fit:
 
     @property
     def success(self) -> bool:
-        """Whether the method reports convergence."""
+        """Whether the optimizer reports convergence."""
         return self.searches[0].success
 
     @property
     def message(self) -> str:
-        """Reason of the method to stop."""
+        """Reason of the optimizer to stop."""
         return self.searches[0].message
 
     @property
@@ -373,7 +373,8 @@ class Fit:
             at = "at a bound" if self.at_bound[i] else ""
             at = "not determined by the data" if np.isinf(errors[i]) else at
             interval = f"{low[i]:.5g} to {high[i]:.5g}" if np.isfinite(errors[i]) and not at else ""
-            rows.append([label, f"{value:.6g}", f"{errors[i]:.3g}" if not at else "", interval, at])
+            error = f"{errors[i]:.3g}" if np.isfinite(errors[i]) and not at else ""
+            rows.append([label, f"{value:.6g}", error, interval, at])
         return rows
 
     def _errors(self) -> tuple[Array, Array]:

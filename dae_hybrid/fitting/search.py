@@ -18,7 +18,9 @@ from dae_hybrid.numerics.arrays import Array
 #: methods of `scipy.optimize.least_squares`, which take a Jacobian
 LEAST_SQUARES = ("trf", "dogbox")
 #: methods of `scipy.optimize.minimize` with a gradient and bounds
-SCALAR = ("L-BFGS-B", "SLSQP", "TNC", "trust-constr")
+SCALAR = ("L-BFGS-B", "SLSQP", "trust-constr")
+#: default tolerances of least squares and of scalar methods: the estimates then are about as accurate as the runs
+FIT_TOLERANCE, SCALAR_TOLERANCE = 1e-11, 1e-9
 #: height of the wall around points without a value, in terms of the cost, and its slope for a unit step
 WALL = 10.0
 #: analysis that gives the derivatives; None for methods without any
@@ -57,7 +59,7 @@ class Search:
     best : Evaluation or None
         The point of least cost; None if the start itself failed.
     success : bool
-        Whether the method reports convergence.
+        Whether the optimizer reports convergence.
     message : str
     evaluations : int
         Number of points at which the experiments were run.
@@ -84,7 +86,7 @@ class _StopSearch(Exception):
 
 @dataclass(eq=False)
 class Track:
-    """The evaluations of one search, at scaled values, and the functions that the methods call."""
+    """The evaluations of one search, at scaled values, and the functions that the optimizers call."""
 
     misfit: Misfit
     derivatives: Derivatives
@@ -120,7 +122,7 @@ class Track:
         except StopIteration:
             raise _StopSearch from None
 
-    # -- functions of the methods -----------------------------------------------------------------------
+    # -- functions of the optimizers -----------------------------------------------------------------------
 
     def residuals(self, s: Array) -> Array:
         """Residuals; NaN at failures, where trust regions shrink."""
@@ -159,7 +161,7 @@ class Track:
 
 
 def search(
-    misfit: Misfit, start: Array, method: str, derivatives: Derivatives, options: Mapping[str, Any], number: int = 0,
+    misfit: Misfit, start: Array, optimizer: str, derivatives: Derivatives, options: Mapping[str, Any], number: int = 0,
     report: Callable[[FitProgress], object] | None = None,
 ) -> Search:  # fmt: skip
     """Search from one start, in natural values."""
@@ -170,29 +172,31 @@ def search(
         first = track.at(s)
         if first.error is not None:
             message = f"The start failed: {first.error.message}"
-        elif method in LEAST_SQUARES:
-            success, message = _by_least_squares(track, s, method, options)
-        elif method in SCALAR:
-            success, message = _by_scalar(track, s, method, options)
+        elif optimizer in LEAST_SQUARES:
+            success, message = _by_least_squares(track, s, optimizer, options)
+        elif optimizer in SCALAR:
+            success, message = _by_scalar(track, s, optimizer, options)
         else:
-            success, message = _by_optimagic(track, s, method, options)
+            success, message = _by_optimagic(track, s, optimizer, options)
     except _StopSearch:
         message = "Stopped by progress."
     return Search(start, track.best, success, message, track.count, tuple(track.failures))
 
 
-def _by_least_squares(track: Track, s: Array, method: str, options: Mapping[str, Any]) -> tuple[bool, str]:
+def _by_least_squares(track: Track, s: Array, optimizer: str, options: Mapping[str, Any]) -> tuple[bool, str]:
     misfit = track.misfit
     loss: dict[str, Any] = {} if misfit.loss == "linear" else {"loss": misfit.rho, "f_scale": misfit.f_scale}
     bounds = misfit.free.scaled_bounds
-    call: dict[str, Any] = {"x_scale": "jac", **loss, **options}
-    found = least_squares(track.residuals, s, track.jacobian, bounds=bounds, method=method, **call)
+    call: dict[str, Any] = {"x_scale": "jac", "ftol": FIT_TOLERANCE, "xtol": FIT_TOLERANCE, **loss, **options}
+    found = least_squares(track.residuals, s, track.jacobian, bounds=bounds, method=optimizer, **call)
     return bool(found.success), str(found.message)
 
 
-def _by_scalar(track: Track, s: Array, method: str, options: Mapping[str, Any]) -> tuple[bool, str]:
+def _by_scalar(track: Track, s: Array, optimizer: str, options: Mapping[str, Any]) -> tuple[bool, str]:
     bounds = np.column_stack(track.misfit.free.scaled_bounds)
-    found = minimize(track.cost, s, jac=True, method=method, bounds=bounds, options=dict(options))
+    found = minimize(
+        track.cost, s, jac=True, method=optimizer, bounds=bounds, tol=SCALAR_TOLERANCE, options=dict(options)
+    )
     return bool(found.success), str(found.message)
 
 
@@ -206,17 +210,19 @@ def optimagic_algorithm(name: str) -> Any:
     OptionError
         The name is unknown, or the algorithm's own package is not installed.
     """
-    legal = f"Methods: {', '.join((*LEAST_SQUARES, *SCALAR))}, or an algorithm of optimagic"
+    legal = f"Optimizers: {', '.join((*LEAST_SQUARES, *SCALAR))}, or an algorithm of optimagic"
     try:
         from optimagic.algorithms import ALL_ALGORITHMS
     except ImportError as reason:
         raise OptionError(
-            f"Unknown method {shown(name)}, and optimagic is not installed.",
+            f"Unknown optimizer {shown(name)}, and optimagic is not installed.",
             remedy=f"{legal}, which needs: pip install 'dae-hybrid[fit]'.",
         ) from reason
-    if not isinstance(name, str) or name not in ALL_ALGORITHMS:
-        raise OptionError(f"Unknown method {shown(name)}.", remedy=f"{legal}: {', '.join(sorted(ALL_ALGORITHMS))}.")
-    info = ALL_ALGORITHMS[name].__algo_info__
+    algorithms: dict[str, Any] = dict(ALL_ALGORITHMS)
+    available = sorted(key for key, own in algorithms.items() if own.__algo_info__.is_available)
+    if not isinstance(name, str) or name not in algorithms:
+        raise OptionError(f"Unknown optimizer {shown(name)}.", remedy=f"{legal}: {', '.join(available)}.")
+    info = algorithms[name].__algo_info__
     if not info.is_available:
         raise OptionError(f"The package of optimagic's algorithm {name!r} is not installed.", remedy=f"{legal}.")
     if info.solver_type.name not in ("SCALAR", "LEAST_SQUARES"):
@@ -224,21 +230,23 @@ def optimagic_algorithm(name: str) -> Any:
     return info
 
 
-def _by_optimagic(track: Track, s: Array, method: str, options: Mapping[str, Any]) -> tuple[bool, str]:
+def _by_optimagic(track: Track, s: Array, optimizer: str, options: Mapping[str, Any]) -> tuple[bool, str]:
     import optimagic as om
 
-    info, free = optimagic_algorithm(method), track.misfit.free
+    info, free = optimagic_algorithm(optimizer), track.misfit.free
     lower, upper = free.scaled_bounds
     bounds = om.Bounds(lower=lower, upper=upper) if info.supports_bounds else None
     if bounds is None and np.isfinite([lower, upper]).any():
-        raise OptionError(f"Algorithm {method!r} takes no bounds.", remedy="A log or logit scale needs none.")
+        raise OptionError(f"Algorithm {optimizer!r} takes no bounds.", remedy="A log or logit scale needs none.")
     fun: Any
     if info.solver_type.name == "LEAST_SQUARES":
+        if track.misfit.loss != "linear":
+            raise OptionError(f"Algorithm {optimizer!r} takes plain least squares, not loss={track.misfit.loss!r}.")
         fun, jac = om.mark.least_squares(track.residuals_or_wall), om.mark.least_squares(track.jacobian)
     else:
         fun, jac = om.mark.scalar(lambda s: track.cost(s)[0]), lambda s: track.cost(s)[1]
     found = om.minimize(
-        fun=fun, params=s, algorithm=method, jac=jac if info.needs_jac else None, bounds=bounds,
+        fun=fun, params=s, algorithm=optimizer, jac=jac if info.needs_jac else None, bounds=bounds,
         algo_options=dict(options), collect_history=False,
     )  # fmt: skip
     return bool(found.success), str(found.message)

@@ -155,10 +155,13 @@ class OutputMap:
         EventError
             The run ends before the last output time.
         """
+        # measurements of functionals may lie outside the span: the copy has none of the original
+        own, system = self._functional, self._started
+        options: dict[str, Any] = {**self._options}
+        if self._system.measurements:
+            system, options = own.system, own.options(options)
         return self._outputs(
-            simulate(
-                self._started, self.span, parameters=parameters, t_eval=self.t, adapter=self._adapter, **self._options
-            )
+            simulate(system, self.span, parameters=parameters, t_eval=self.t, adapter=self._adapter, **options)
         )
 
     def derivatives(self, parameters: Parameters = None) -> tuple[Array, Array]:
