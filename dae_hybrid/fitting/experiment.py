@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -54,6 +54,9 @@ class Experiment:
         Values of parameters in this experiment: covariates, doses, settings of inputs.
     x0 : mapping of str to array, optional
         Initial values of differential variables in this experiment, as in `batch`.
+    at_events : {"before", "after"}, optional
+        Side of an event on which a value measured at its very time lies, such as a sample at the time of a dose. Needed
+        if the variable jumps there.
     system : HybridSystem, optional
         System of this experiment, if it has other events or inputs; by default that of the fit. Parameters of the same
         name are the same parameter.
@@ -84,12 +87,15 @@ class Experiment:
         weights: Spread = None,
         parameters: Mapping[str, ArrayLike] | None = None,
         x0: Mapping[str, ArrayLike] | None = None,
+        at_events: Literal["before", "after"] | None = None,
         system: HybridSystem | None = None,
         name: str | None = None,
     ) -> None:
         data, functionals = _mapping("data", data), _mapping("functionals", functionals)
         self.parameters, self.x0 = _mapping("parameters", parameters), _mapping("x0", x0)
-        self.system, self.name = system, name
+        self.system, self.name, self.at_events = system, name, at_events
+        if at_events not in (None, "before", "after"):
+            raise ParameterError(f"at_events must be 'before' or 'after', got {shown(at_events)}.")
         if sigma is not None and weights is not None:
             raise ParameterError("sigma and weights are both given.", remedy="sigma is absolute, weights are relative.")
         self.has_sigma = sigma is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from threading import Lock
 from typing import Any, Literal, Unpack
 
@@ -15,7 +16,7 @@ from dae_hybrid.errors import OptionError, ParameterError
 from dae_hybrid.fitting.experiment import Experiment
 from dae_hybrid.fitting.free_parameters import Bounds, Owner, Priors, Scale, free_parameters
 from dae_hybrid.fitting.losses import LOSSES, LossName
-from dae_hybrid.fitting.misfit import Misfit, Penalty
+from dae_hybrid.fitting.misfit import RUN_ERRORS, Misfit, Penalty
 from dae_hybrid.fitting.prediction import Prediction
 from dae_hybrid.fitting.result import Fit
 from dae_hybrid.fitting.search import (
@@ -165,6 +166,9 @@ def fit(
         )
         for e, o, common, places in zip(given, owners, _fixed_values(owners, fixed), layout.places, strict=True)
     ]  # fmt: skip
+    for prediction in predictions:
+        with suppress(*RUN_ERRORS):  # a start that fails is met again
+            prediction.settle(layout.start)
     threads = cores() if workers is None else workers
     misfit = Misfit(predictions, layout, penalty, loss, float(f_scale), threads if starts == 1 else 1)
     with _Reporter(system.name, progress) as report:

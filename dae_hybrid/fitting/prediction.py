@@ -15,6 +15,8 @@ from dae_hybrid.interface.prepared import Prepared, Run, prepare
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.system.system import HybridSystem
 
+#: share of the span within which a value is at the very time of an event, and relative size of a jump there
+COINCIDENT, JUMP = 1e-11, 1e-6
 #: indices of parameters of a system, and of the free parameters there
 type Places = tuple[NDArray[np.intp], NDArray[np.intp]]
 
@@ -45,8 +47,8 @@ class Prediction:
         self.sigma = np.concatenate([s.sigma[used] for s, used in zip(self.series, self.used, strict=True)])
         self._call = {"wrt": wrt, "x0": experiment.x0 or None, **options}
         times = np.unique(np.concatenate([np.zeros(0), *(s.t for s in series)]))
-        names = list(dict.fromkeys(s.name for s in series))
-        self.outputs = self.output_map(names, times, experiment.t_span) if series else None
+        self._names = list(dict.fromkeys(s.name for s in series))
+        self.outputs = self.output_map(self._names, times, experiment.t_span) if series else None
         self._places = self._in_outputs(times) if self.outputs else np.zeros(0, np.intp)
         self._functionals = [s.name for s in costs]
         _check_functionals(system, name, costs)
@@ -79,6 +81,40 @@ class Prediction:
     def output_map(self, names: str | Sequence[str], t: Array, t_span: Sequence[float]) -> OutputMap:
         """The map to outputs in the conditions of the experiment."""
         return OutputMap(self.system, t_span, t, names, **self._call)
+
+    def settle(self, q: Array) -> None:
+        """Choose the side of events at whose very times there are values, from a run.
+
+        Raises
+        ------
+        ParameterError
+            A variable jumps there, and the experiment does not name the side.
+        """
+        if self.outputs is None:
+            return
+        run, times = self.outputs.trajectory(self.parameters(q)), self.outputs.t.copy()
+        reach = COINCIDENT * (self.outputs.span[1] - self.outputs.span[0])
+        events = run.event_table.t
+        met = np.array([bool((np.abs(events - t) <= reach).any()) for t in times], dtype=bool)
+        if not met.any():
+            return
+        before, after = (run(times[met], side=side) for side in ("left", "right"))
+        jumps = [
+            (t, name, before[name][i], after[name][i])
+            for name in self._names
+            for i, t in enumerate(times[met])
+            if not np.allclose(before[name][i], after[name][i], rtol=JUMP, atol=0)
+        ]
+        if jumps and self.experiment.at_events is None:
+            t, name, low, high = jumps[0]
+            raise ParameterError(
+                f"Experiment {self.name}: '{name}' jumps at t = {t:.12g}, where there is a value: {low:.6g} before, "
+                f"{high:.6g} after the event.",
+                remedy="at_events='before' or 'after' says on which side values at the very times of events lie.",
+            )
+        if self.experiment.at_events == "before":
+            times[met] -= 10 * reach
+            self.outputs = self.output_map(self._names, times, self.experiment.t_span)
 
     def parameters(self, q: Array) -> Array:
         """All parameters of the system."""

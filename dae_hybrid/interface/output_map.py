@@ -155,14 +155,16 @@ class OutputMap:
         EventError
             The run ends before the last output time.
         """
+        return self._outputs(self.trajectory(parameters))
+
+    def trajectory(self, parameters: Parameters = None) -> Trajectory:
+        """Simulate, and return the run with outputs at the times."""
         # measurements of functionals may lie outside the span: the copy has none of the original
         own, system = self._functional, self._started
         options: dict[str, Any] = {**self._options}
         if self._system.measurements:
             system, options = own.system, own.options(options)
-        return self._outputs(
-            simulate(system, self.span, parameters=parameters, t_eval=self.t, adapter=self._adapter, **options)
-        )
+        return simulate(system, self.span, parameters=parameters, t_eval=self.t, adapter=self._adapter, **options)
 
     def derivatives(self, parameters: Parameters = None) -> tuple[Array, Array]:
         """Return the outputs and their derivatives, shape (n_t, n_outputs, n_wrt), by forward analysis.

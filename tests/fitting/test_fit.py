@@ -187,6 +187,26 @@ def test_experiments_have_their_own_systems(built) -> None:
     assert fit.parameters_of("line") == {"a": fit.estimates[0], "b": 1.0}
 
 
+def test_a_value_at_the_time_of_a_dose_needs_a_side() -> None:
+    m = dh.HybridModel("bolus")
+    k, dose, x = m.parameter("k", 0.6), m.parameter("dose", 1.0), m.differential("x")
+    run = m.mode("run", ode={x: -k * x})
+    m.transition(run, run, at=1.0, reset={x: x + dose})
+    m.initial(run, {x: 1.0})
+    system, k = m.build(), 0.5
+    before, after = np.exp(-k), np.exp(-k) + 1
+    for side, value in (("before", before), ("after", after)):
+        experiment = dh.Experiment(
+            {"x": [np.exp(-0.5 * k), value, after * np.exp(-k)]}, [0.5, 1.0, 2.0], at_events=side
+        )
+        for derivatives in ("forward", "adjoint"):
+            assert_allclose(dh.fit(system, experiment, "k", derivatives=derivatives, **TIGHT).estimates, k, rtol=1e-5)
+    with pytest.raises(dh.ParameterError, match=r"'x' jumps at t = 1, .*: 0\.548812 before, 1\.54881 after"):
+        dh.fit(system, dh.Experiment({"x": [0.8, 0.6]}, [0.5, 1.0]), "k")
+    with pytest.raises(dh.ParameterError, match="at_events must be"):
+        dh.Experiment({"x": [0.8, 0.6]}, [0.5, 1.0], at_events="left")
+
+
 @given(st.floats(0.2, 3.0), st.floats(0.5, 4.0), st.sampled_from(["linear", "log", "logit"]))
 @settings(max_examples=15, deadline=None)
 def test_exact_data_give_the_parameters_back_in_every_scale(k, c, scale) -> None:
