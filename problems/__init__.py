@@ -35,6 +35,7 @@ TITLES = {
     "impact_oscillator": "a driven mass that hits a stop (closed form)",
     "pendulum_with_stop": "a pendulum in natural coordinates that hits a stop",
     "theophylline": "absorption of a drug in twelve subjects (published data and estimates, closed form)",
+    "infusions": "a drug given as a bolus and by infusions (published data and estimates, closed form)",
     "rimless_wheel": "a wheel of spokes on a slope (changing constraints, footholds as memory)",
 }
 
