@@ -26,6 +26,7 @@ from dae_hybrid.system.system import HybridSystem
 
 #: seed of the weights with which conditions of all outputs are checked; they are between 1 and 2, and none is special
 WEIGHTS_SEED = 1
+_building = Lock()
 
 
 def origin_of(system: HybridSystem) -> Origin:
@@ -77,39 +78,44 @@ def legal_outputs(system: HybridSystem) -> dict[str, ca.MX]:
 class OutputFunctional:
     """The functional sum_k c_k . outputs(t_k) of a copy of a system, without the functionals of the original.
 
-    The copy is built on first use, with the same arguments of `build`; the weights c, (n_t, n_outputs), are numbers of
-    its measurements, which compiled code reads from memory in every run. Each thread that computes a gradient has its
-    own copy of these numbers, and with it its own tables of compiled code.
+    The copy is built on first use, with the same arguments of `build`, and kept with the original for all times: the
+    times and the weights c, (n_t, n_outputs), are numbers of its measurements, which compiled code reads from memory in
+    every run. Each thread that computes a gradient has its own copy of the weights, and with it its own tables of
+    compiled code.
     """
 
-    def __init__(self, system: HybridSystem, times: Array, outputs: ca.MX, x0: tuple[Starts, Array] | None) -> None:
-        self._original, self.times, self._outputs, self._x0 = system, times, outputs, x0
+    def __init__(
+        self, system: HybridSystem, times: Array, names: tuple[str, ...], outputs: ca.MX,
+        x0: tuple[Starts, Array] | None,
+    ) -> None:  # fmt: skip
+        self._original, self.times, self._names, self._outputs, self._x0 = system, times, names, outputs, x0
         self.name = free_name("outputs", origin_of(system).model.declarations)
         self._idle: list[_WeightedSystem] = []
-        self._building = Lock()
-        self._copy: HybridSystem | None = None
 
-    @property
-    def _built(self) -> HybridSystem:
-        with self._building:
-            if self._copy is None:
-                self._copy = self._build()
-            return self._copy
+    @cached_property
+    def _template(self) -> HybridSystem:
+        """The copy with one measurement."""
+        kept, key = self._original.graph.cache, ("outputs", self._names)
+        with _building:
+            if key not in kept:
+                kept[key] = self._build()
+            found: HybridSystem = kept[key]
+            return found
 
     def _build(self) -> HybridSystem:
         origin = origin_of(self._original)
         model: HybridModel = copy(origin.model)
-        size = self._outputs.numel()
-        column, weights = ca.MX.sym("weights", size), np.random.default_rng(WEIGHTS_SEED)
-        data = weights.uniform(1.0, 2.0, (self.times.size, size))
-        series = Series(self.times, ca.dot(column, self._outputs), column, data)
+        column = ca.MX.sym("weights", self._outputs.numel())
+        series = Series(np.zeros(1), ca.dot(column, self._outputs), column, np.ones((1, column.numel())))
         model.functionals = {self.name: Functional(self.name, 1, None, None, (), (), (series,))}
         return model.build(**(origin.options | {"native": origin.options["native"] is not False}))
 
     @cached_property
     def system(self) -> HybridSystem:
         """The copy with weights of which none is zero, so that it has a derivative only if every output has."""
-        return _started(self._built, self._x0)
+        shape = self.times.size, self._outputs.numel()
+        weights = np.random.default_rng(WEIGHTS_SEED).uniform(1.0, 2.0, shape)
+        return _started(_measured(self._template, self.times, weights), self._x0)
 
     def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return options of a call without the absolute tolerances of functionals that the copy does not have."""
@@ -128,7 +134,7 @@ class OutputFunctional:
         try:
             own = self._idle.pop()
         except IndexError:
-            own = _WeightedSystem(self._built, self._x0, self.times, call)
+            own = _WeightedSystem(self._template, self._x0, self.times, call)
         own.weights[:] = weights
         yield own.gradient
         self._idle.append(own)  # not after an error, whose trajectory refers to the weights
@@ -138,19 +144,23 @@ class _WeightedSystem:
     """A system with weights of its own, and an adjoint analysis of it; for one run at a time."""
 
     def __init__(
-        self, built: HybridSystem, x0: tuple[Starts, Array] | None, times: Array, call: Mapping[str, Any]
+        self, template: HybridSystem, x0: tuple[Starts, Array] | None, times: Array, call: Mapping[str, Any]
     ) -> None:
-        graph, n = built.graph, built.measurements[0].data.size
-        self.weights = np.zeros((times.size, n))
-        measurements = tuple(replace(own, data=row) for own, row in zip(built.measurements, self.weights, strict=True))
-        ends = graph.ends
-        if ends is not None:
-            pairs = zip(ends.measured, self.weights, strict=True)
-            ends = replace(ends, measured=tuple(own._replace(data=row) for own, row in pairs))
-        # tables of compiled code in the cache refer to the weights: it is not shared
-        graph = replace(graph, ends=ends, cache={})
-        system = _started(replace(built, measurements=measurements, graph=graph), x0)
+        self.weights = np.zeros((times.size, template.measurements[0].data.size))
+        system = _started(_measured(template, times, self.weights), x0)
         self.gradient = prepare(system, derivatives="adjoint", **call)
+
+
+def _measured(template: HybridSystem, times: Array, weights: Array) -> HybridSystem:
+    """A system with one measurement, with measurements at all times and with these weights instead."""
+    (measurement,), ends = template.measurements, template.graph.ends
+    pairs = zip(times.tolist(), weights, strict=True)
+    measurements = tuple(replace(measurement, time=t, data=row) for t, row in pairs)
+    if ends is not None:
+        ends = replace(ends, measured=tuple(ends.measured[0]._replace(data=row) for row in weights))
+    # tables of compiled code in the cache refer to the weights: it is not shared
+    graph = replace(template.graph, ends=ends, cache={})
+    return replace(template, measurements=measurements, graph=graph, remake=None)
 
 
 def _started(system: HybridSystem, x0: tuple[Starts, Array] | None) -> HybridSystem:

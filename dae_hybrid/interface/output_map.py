@@ -125,7 +125,7 @@ class OutputMap:
         self.wrt = tuple(labels[i] for i in self._indices)
         self.labels, self.shape = self.layout.labels(), (self.t.size, self.layout.size)
         start = _start(system, x0)
-        self._functional = OutputFunctional(system, self.t, columns, start)
+        self._functional = OutputFunctional(system, self.t, self.layout.names, columns, start)
         self._started = system if start is None else start[0].system(start[1])
 
     def __reduce__(self) -> tuple[Any, ...]:
