@@ -42,14 +42,3 @@ def _arctan(z: Array) -> Array:
 LOSSES: dict[str, Rho] = {
     "linear": _linear, "soft_l1": _soft_l1, "huber": _huber, "cauchy": _cauchy, "arctan": _arctan
 }  # fmt: skip
-
-
-def of_data(loss: Rho, n_data: int) -> Rho:
-    """The loss for the first `n_data` rows; priors and penalties, which follow, enter quadratically."""
-
-    def rho(z: Array) -> Array:
-        found = _linear(z)
-        found[:, :n_data] = loss(z[:n_data])
-        return found
-
-    return rho

@@ -17,17 +17,18 @@ from dae_hybrid.errors import (
     DualityError,
     EventError,
     IntegrationError,
+    ModelError,
     NonFiniteError,
     OptionError,
 )
 from dae_hybrid.fitting.free_parameters import FreeParameters
-from dae_hybrid.fitting.losses import LOSSES, Rho, of_data
+from dae_hybrid.fitting.losses import LOSSES
 from dae_hybrid.fitting.prediction import Prediction
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
 
 #: errors of a run that depend on the parameters: a fit avoids such points
-RUN_ERRORS = (IntegrationError, ConsistencyError, EventError, DualityError)
+RUN_ERRORS = (IntegrationError, ConsistencyError, EventError, DualityError, ModelError)
 #: residuals from the free parameters, as CasADi expressions by label
 Penalty = Callable[[Mapping[str, Any]], Any]
 
@@ -67,8 +68,6 @@ class Misfit:
     ----------
     n_data, size : int
         Number of residuals of data, and of all.
-    rho : callable
-        Loss of the residuals, see `losses`.
     """
 
     def __init__(
@@ -84,7 +83,6 @@ class Misfit:
         self._prior = np.flatnonzero(np.isfinite(free.prior_sd))
         self._workers = min(workers, len(predictions))
         self.size = self.n_data + len(self._prior) + (0 if self._rows is None else self._rows.size1_out(0))
-        self.rho: Rho = of_data(LOSSES[loss], self.n_data)
 
     def threaded(self, workers: int) -> Misfit:
         """The same misfit with the experiments on this number of threads."""
@@ -95,6 +93,12 @@ class Misfit:
     def part(self, values: Array, i: int) -> Array:
         """The rows of experiment i."""
         return values[self._ends[i] : self._ends[i + 1]]
+
+    def rho(self, z: Array) -> Array:
+        """Loss of the squares of all residuals and its derivatives, (3, m); priors and penalties enter as they are."""
+        found = LOSSES["linear"](z)
+        found[:, : self.n_data] = LOSSES[self.loss](z[: self.n_data])
+        return found
 
     def cost(self, residuals: Array) -> float:
         """Half the sum of the losses."""
@@ -147,7 +151,7 @@ class Misfit:
         try:
             found = evaluate()
         except RUN_ERRORS as error:
-            error.trajectory = None  # partial results of many points would fill the memory
+            error.trajectory = error.rows = error.__traceback__ = None  # of many points they would fill the memory
             return Evaluation(q, np.nan, blank, error=error)
         parts = (found.residuals, found.jacobian, found.gradient)
         if all(part is None or np.isfinite(part).all() for part in parts):

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dae_hybrid.errors import ParameterError
 from dae_hybrid.fitting.experiment import Experiment, Series, is_used
-from dae_hybrid.interface.output_map import OutputMap
+from dae_hybrid.interface.output_map import OutputMap, start_of
 from dae_hybrid.interface.prepared import Prepared, Run, prepare
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.system.system import HybridSystem
@@ -50,7 +50,8 @@ class Prediction:
         self._names = list(dict.fromkeys(s.name for s in series))
         self.outputs = self.output_map(self._names, times, experiment.t_span) if series else None
         self._places = self._in_outputs(times) if self.outputs else np.zeros(0, np.intp)
-        self._functionals = [s.name for s in costs]
+        self._functionals, start = [s.name for s in costs], start_of(system, self._call["x0"])
+        self._started = system if start is None else start[0].system(start[1])
         _check_functionals(system, name, costs)
         self._runs: dict[str | None, Prepared] = {}
 
@@ -180,7 +181,7 @@ class Prediction:
             if derivatives is not None:
                 call["wrt"] = wrt
             self._runs[derivatives] = prepare(
-                self.system, self.experiment.t_span, functional=self._functionals, derivatives=derivatives, **call
+                self._started, self.experiment.t_span, functional=self._functionals, derivatives=derivatives, **call
             )
         return self._runs[derivatives](p)
 

@@ -164,7 +164,15 @@ class Fit:
 
     @property
     def log_likelihood(self) -> float:
-        """Logarithm of the likelihood of the data for normal errors, at the maximum-likelihood variance if unknown."""
+        """Logarithm of the likelihood of the data for normal errors, at the maximum-likelihood variance if unknown.
+
+        Raises
+        ------
+        AssumptionError
+            The loss is robust, so that the estimates do not maximise it.
+        """
+        if self.misfit.loss != "linear":
+            raise AssumptionError(f"Estimates with loss={self.misfit.loss!r} do not maximise a normal likelihood.")
         n, sigma = self.misfit.n_data, self.misfit.sigma
         scale = np.log(2 * np.pi) + 2 * np.log(sigma).mean()
         if self.sigma_is_known:

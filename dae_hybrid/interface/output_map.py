@@ -124,7 +124,7 @@ class OutputMap:
         labels = system.parameters.labels()
         self.wrt = tuple(labels[i] for i in self._indices)
         self.labels, self.shape = self.layout.labels(), (self.t.size, self.layout.size)
-        start = _start(system, x0)
+        start = start_of(system, x0)
         self._functional = OutputFunctional(system, self.t, self.layout.names, columns, start)
         self._started = system if start is None else start[0].system(start[1])
 
@@ -311,8 +311,8 @@ def _output_map(positional: tuple[Any, ...], named: dict[str, Any]) -> OutputMap
     return OutputMap(*positional, **named)
 
 
-def _start(system: HybridSystem, x0: ParameterTable) -> tuple[Starts, Array] | None:
-    """Read initial values of a single run."""
+def start_of(system: HybridSystem, x0: ParameterTable) -> tuple[Starts, Array] | None:
+    """Read initial values of a single run; None if none are given."""
     if x0 is None:
         return None
     given = as_columns(x0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -160,6 +162,21 @@ def test_experiments_have_their_own_conditions(built) -> None:
     y = np.concatenate((VALUES - 1, VALUES + 1 - 2))
     assert_allclose(fit.estimates, [t @ y / (t @ t)], rtol=1e-9)
     assert fit.parameters_of("one") == {"a": fit.estimates[0], "b": 1.0}
+
+
+def test_initial_values_hold_for_functionals_too(built) -> None:
+    experiment = dh.Experiment(functionals={"area": 5.0}, t_span=(0, 2), x0={"x": 2.0})
+    for derivatives in ("forward", "adjoint"):
+        fit = dh.fit(built(line), experiment, "a", derivatives=derivatives, **TIGHT)
+        assert_allclose(fit.estimates, [0.5], rtol=1e-6)  # area = 2 x0 + 2 a
+
+
+def test_fits_can_be_pickled(built) -> None:
+    experiment = dh.Experiment({"x": VALUES}, TIMES, functionals={"area": 5.0}, name="one", x0={"x": 1.0})
+    fit = dh.fit(built(line), experiment, "a", penalty=lambda q: [q["a"]], loss="huber", **TIGHT)
+    again = pickle.loads(pickle.dumps(fit))
+    assert_allclose(again.estimates, fit.estimates, rtol=0)
+    assert_allclose(again.predict("x", [1.0])["x"], fit.predict("x", [1.0])["x"], rtol=1e-9)
 
 
 def test_local_parameters_make_separate_fits(built) -> None:
