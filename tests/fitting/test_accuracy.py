@@ -10,7 +10,7 @@ from scipy.stats import chi2, norm
 
 import dae_hybrid as dh
 from dae_hybrid.fitting.inference import Conditioning
-from dae_hybrid.problems import theophylline
+from dae_hybrid.problems import infusions, theophylline
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 NAMES = ["lKe", "lKa", "lCl"]
@@ -86,6 +86,19 @@ def test_theophylline_pooled_and_with_own_parameters(subjects) -> None:
     singles = columns["subject"] > 0
     assert_allclose(own.estimates.reshape(3, 12), [columns[name][singles] for name in NAMES], rtol=0, atol=1e-4)
     assert_allclose(own.chi2, columns["rss"][singles].sum(), rtol=1e-7)
+
+
+@pytest.mark.parametrize("study", sorted(infusions.STUDIES))
+@pytest.mark.parametrize("criterion", ["equal weights", "weights 1/conc"])
+def test_a_bolus_and_infusions(study, criterion) -> None:
+    measured, expected = infusions.data(study), infusions.estimates()[study][criterion]
+    case = infusions.STUDIES[study]
+    weights = None if criterion == "equal weights" else {"conc": 1 / measured["conc"]}
+    experiment = dh.Experiment({"conc": measured["conc"]}, measured["time"], t_span=(0, case.end), weights=weights)
+    fit = dh.fit(infusions.system(study), experiment, list(case.start), scale="log", **TIGHT)
+    assert_allclose(fit.estimates, [expected[name] for name in case.start], rtol=1e-5)
+    assert_allclose(fit.standard_errors, expected["errors"], rtol=1e-4)
+    assert_allclose(fit.chi2, expected["objective"], rtol=1e-8)
 
 
 # -- profiles ---------------------------------------------------------------------------------------
