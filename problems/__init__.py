@@ -36,6 +36,7 @@ TITLES = {
     "pendulum_with_stop": "a pendulum in natural coordinates that hits a stop",
     "theophylline": "absorption of a drug in twelve subjects (published data and estimates, closed form)",
     "infusions": "a drug given as a bolus and by infusions (published data and estimates, closed form)",
+    "cyclic_steel": "plasticity with hardening in a cyclic test (published data and estimates, return mapping)",
     "rimless_wheel": "a wheel of spokes on a slope (changing constraints, footholds as memory)",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from decimal import Decimal
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid.problems import infusions, theophylline
+from dae_hybrid.problems import cyclic_steel, infusions, theophylline
 from dae_hybrid.problems._reference import complex_step, derivatives, read_table
 
 
@@ -168,3 +169,68 @@ def test_other_doses_are_those_of_the_closed_form():
 def test_an_unknown_study_is_refused():
     with pytest.raises(ValueError, match="no study 'PK13'; there are bolus_and_infusion, three_infusions"):
         infusions.data("PK13")
+
+
+# -- cyclic steel -----------------------------------------------------------------------------------
+
+
+def parameters(law, source):
+    """Numbers of a law, in order of declaration."""
+    return np.array([float(source[law][name]) for name in cyclic_steel.names(updated=law == "updated")])
+
+
+def test_steel_rows_that_are_left_out_repeat_the_one_before():
+    columns, measured = cyclic_steel.data(), cyclic_steel.samples()
+    repeated = np.diff(columns["e_true"]) == 0
+    assert columns["e_true"].size == measured["strain"].size + repeated.sum() == 634
+    assert np.abs(np.diff(columns["Sigma_true"])[repeated]).max() < 3e-11
+    assert np.all(np.diff(measured["path"]) > 0)
+    assert measured["weight"].sum() == pytest.approx(1)
+    path, strain = cyclic_steel.turning_points()
+    assert path.size == 25
+    assert np.allclose(np.interp(measured["path"], path, strain), measured["strain"], rtol=0, atol=1e-15)
+
+
+def test_steel_objectives_are_those_that_resspylab_prints():
+    as_resspylab = runpy.run_path(str(cyclic_steel.DATA / "make_reference.py"))["as_resspylab"]
+    p = parameters("original", cyclic_steel.published)
+    barrier = np.sum(1 / p**2)
+    assert rounds_to(as_resspylab(p) + barrier, cyclic_steel.published["original"]["objective"])
+    # without its defect the iteration is another return mapping of the same law
+    assert as_resspylab(p, mended=True) == pytest.approx(cyclic_steel.objective(p), rel=1e-12)
+    p, printed = parameters("updated", cyclic_steel.published), cyclic_steel.published["updated"]
+    assert rounds_to(cyclic_steel.objective(p) + np.sum(1 / p**2), printed["objective"])
+    measured = cyclic_steel.samples()
+    size = np.sum(measured["weight"] * measured["stress"] ** 2)
+    assert rounds_to(100 * np.sqrt(cyclic_steel.objective(p) / size), printed["percent"])
+
+
+@pytest.mark.parametrize("law", ["original", "updated"])
+def test_steel_stresses_and_their_derivatives_at_the_estimates(law):
+    """The hybrid system beside the return mapping, and the estimates as minima of its objective."""
+    system, measured = cyclic_steel.system(updated=law == "updated"), cyclic_steel.samples()
+    p = parameters(law, cyclic_steel.estimates())
+    stress, events = cyclic_steel.by_return_mapping(p)
+    exact = derivatives(lambda q: cyclic_steel.by_return_mapping(q)[0], p)
+    values = dict(zip(cyclic_steel.names(updated=law == "updated"), p, strict=True))
+    fsa = dh.forward_sensitivity(
+        system, cyclic_steel.t_span, parameters=values, t_eval=measured["path"], rtol=1e-9, atol=1e-11
+    )
+    assert np.allclose(fsa.trajectory["stress"], stress, rtol=0, atol=1e-6)
+    assert np.abs((fsa["stress"] - exact) * p).max() < 1e-8 * np.abs(exact * p).max()
+    assert np.allclose([event.time for event in fsa.events], events, rtol=0, atol=1e-12)
+    expected = derivatives(lambda q: cyclic_steel.by_return_mapping(q)[1], p)
+    assert np.allclose(fsa.event_time_sensitivity * p, expected * p, rtol=1e-6, atol=1e-12)
+    assert fsa.functionals["error"] == pytest.approx(cyclic_steel.estimates()[law]["objective"], rel=1e-9)
+    rooted = np.sqrt(measured["weight"])
+    J, residual = rooted[:, None] * exact, rooted * (stress - measured["stress"])
+    cosines = J.T @ residual / np.linalg.norm(J, axis=0) / np.linalg.norm(residual)
+    assert np.abs(cosines).max() < 1e-6
+
+
+def test_the_gradient_of_the_updated_law_is_that_of_the_return_mapping():
+    p = np.array(list(cyclic_steel.START.values()))
+    expected = derivatives(cyclic_steel.objective, p)
+    asa = dh.adjoint_gradient(cyclic_steel.system(updated=True), cyclic_steel.t_span, "error", rtol=1e-9, atol=1e-11)
+    assert asa.value == pytest.approx(cyclic_steel.objective(p), rel=1e-9)
+    assert np.allclose(asa.gradient, expected, rtol=1e-6)
