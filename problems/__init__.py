@@ -37,6 +37,7 @@ TITLES = {
     "theophylline": "absorption of a drug in twelve subjects (published data and estimates, closed form)",
     "infusions": "a drug given as a bolus and by infusions (published data and estimates, closed form)",
     "cyclic_steel": "plasticity with hardening in a cyclic test (published data and estimates, return mapping)",
+    "repeated_doses": "a drug taken once a day, with a lag (published data, times of events as a parameter)",
     "rimless_wheel": "a wheel of spokes on a slope (changing constraints, footholds as memory)",
 }
 

@@ -1,8 +1,8 @@
 """Structural steel in a cyclic test: the law of Voce and Chaboche, fitted to a published coupon test.
 
 A coupon of S355J2 steel is pulled and pushed along its axis, between true strains of -0.02 and 0.02; true strain and
-true stress were recorded at 634 instants. The data are the first example of RESSPyLab (de Castro e Sousa, Suzuki and
-Lignos 2020). The law is rate-independent plasticity with isotropic hardening (Voce) and kinematic hardening (Chaboche),
+true stress were recorded at 634 instants. The data are the first example of RESSPyLab. The law is rate-independent
+plasticity with isotropic hardening (Voce) and kinematic hardening (Chaboche),
 
     s = E (e - ep),    |s - alpha| <= sy(q),    sy(q) = sy0 + Q (1 - exp(-b q)) - D (1 - exp(-a q)),
     q' = |ep'|,        alpha' = C ep' - gamma alpha q',
@@ -39,8 +39,8 @@ differentiates it by complex steps.
 
 References
 ----------
-A. de Castro e Sousa, Y. Suzuki, D. Lignos, Consistency in solving the inverse problem of the Voce-Chaboche constitutive
-model for plastic straining, Journal of Engineering Mechanics 146(9), 04020097, 2020.
+A. de Castro e Sousa, A. Hartloper, RESSPyLab, a Python package, version 1.1.6, Resilient Steel Structures Laboratory,
+EPFL, 2017-2021.
 
 A. R. Hartloper, A. de Castro e Sousa, D. G. Lignos, Constitutive modeling of structural steels: nonlinear
 isotropic/kinematic hardening material model and its calibration, Journal of Structural Engineering 147(4), 04021031,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid.problems import cyclic_steel, infusions, theophylline
+from dae_hybrid.problems import cyclic_steel, infusions, repeated_doses, theophylline
 from dae_hybrid.problems._reference import complex_step, derivatives, read_table
 
 
@@ -169,6 +169,37 @@ def test_other_doses_are_those_of_the_closed_form():
 def test_an_unknown_study_is_refused():
     with pytest.raises(ValueError, match="no study 'PK13'; there are bolus_and_infusion, three_infusions"):
         infusions.data("PK13")
+
+
+# -- repeated doses ---------------------------------------------------------------------------------
+
+
+def test_estimates_for_repeated_doses_are_made_by_their_script(tmp_path):
+    made_again(repeated_doses.DATA, "estimates.csv", tmp_path, rtol=1e-8)
+
+
+def test_published_values_for_repeated_doses_are_within_a_standard_error():
+    row = {name: column[0] for name, column in repeated_doses.estimates().columns.items()}
+    for name, printed in repeated_doses.published.items():
+        assert abs(row[name] - float(printed)) < row[f"se_{name}"]
+
+
+def test_concentrations_and_their_derivatives_for_repeated_doses():
+    measured, row = repeated_doses.data(), repeated_doses.estimates()
+    p = np.array([row[name][0] for name in repeated_doses.START])
+    fsa = dh.forward_sensitivity(
+        repeated_doses.system(), repeated_doses.t_span, t_eval=measured["time"],
+        parameters=dict(zip(repeated_doses.START, p, strict=True)), rtol=1e-10, atol=1e-10,
+    )  # fmt: skip
+    closed = repeated_doses.concentration(p, measured["time"])
+    assert np.allclose(fsa.trajectory["conc"], closed, rtol=1e-7)
+    exact = derivatives(lambda q: repeated_doses.concentration(q, measured["time"]), p)
+    assert np.allclose(fsa["conc"], exact, rtol=1e-6, atol=1e-7)
+    assert np.allclose(fsa.event_time_sensitivity, np.tile([0, 0, 0, 1], (10, 1)))
+    residual = closed - measured["conc"]
+    assert residual @ residual == pytest.approx(row["rss"][0], rel=1e-8)
+    cosines = exact.T @ residual / np.linalg.norm(exact, axis=0) / np.linalg.norm(residual)
+    assert np.abs(cosines).max() < 1e-6
 
 
 # -- cyclic steel -----------------------------------------------------------------------------------
