@@ -13,6 +13,10 @@ figures(result)  the published figures, from the result of `dae_hybrid.report.re
 reproduce(...)   computes results that have another shape than those of `reproduce`
 mechanism()      for mechanical systems, the `dae_hybrid.mechanics.Mechanism` of the model
 witness(...)     the solution by ode15s, if any, with the truth
+data(...)        published measurements, if any: NumPy arrays by column
+START            with data, the initial guess of a fit by parameter
+published        with data, estimates as printed elsewhere
+estimates()      with data, estimates to many digits that do not depend on the library
 ===============  ================================================================================
 """
 
