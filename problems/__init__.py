@@ -38,11 +38,11 @@ TITLES = {
     "five_bar_ali3p": "the same by an index-3 formulation with projections (Lopez Varela, Dopico and Luaces 2023)",
     "impact_oscillator": "a driven mass that hits a stop (closed form)",
     "pendulum_with_stop": "a pendulum in natural coordinates that hits a stop",
+    "rimless_wheel": "a wheel of spokes on a slope (changing constraints, footholds as memory)",
     "theophylline": "absorption of a drug in twelve subjects (published data and estimates, closed form)",
     "infusions": "a drug given as a bolus and by infusions (published data and estimates, closed form)",
-    "cyclic_steel": "plasticity with hardening in a cyclic test (published data and estimates, return mapping)",
     "repeated_doses": "a drug taken once a day, with a lag (published data, times of events as a parameter)",
-    "rimless_wheel": "a wheel of spokes on a slope (changing constraints, footholds as memory)",
+    "cyclic_steel": "plasticity with hardening in a cyclic test (published data and estimates, return mapping)",
 }
 
 

@@ -23,7 +23,7 @@ A plastic mode starts at a yield point, which depends on the parameters, and end
 **Fit.** E, sy0, Q, b, C and gamma, in the updated law also D and a, from `START` (the nominal values of the steel and
 round numbers). The objective of RESSPyLab is the squared difference of the stresses, averaged over the path by the
 trapezoidal rule: least squares with the "weight" of `samples`. It is the functional "error". `estimates` contains its
-minimum for both laws.
+minimum for both laws. This test alone hardly determines sy0, D and a of the updated law.
 
 `published` contains what RESSPyLab prints. For the updated law its objective is that of the law above, 554.70, a
 relative error of 5.84 %. Its parameters were found when the search was stopped, under the constraint that the hardening

@@ -123,6 +123,11 @@ def data(study: str = "bolus_and_infusion") -> dict[str, Array]:
     dict of ndarray, each of shape (19,) or (24,)
         Columns "time" (minutes or hours, see `Study.time`) and "conc" (micrograms per litre).
 
+    Raises
+    ------
+    ParameterError
+        There is no such study.
+
     Examples
     --------
     >>> from dae_hybrid.problems import infusions
@@ -130,7 +135,7 @@ def data(study: str = "bolus_and_infusion") -> dict[str, Array]:
     array([53.21, 25.67, 24.59])
     """
     if study not in STUDIES:
-        raise ValueError(f"There is no study {study!r}; there are {', '.join(STUDIES)}.")
+        raise dh.ParameterError(f"There is no study {study!r}; there are {', '.join(STUDIES)}.")
     return dict(read_table(DATA / f"{study}.csv", "Gabrielsson and Weiner (2016)").columns)
 
 

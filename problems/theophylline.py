@@ -91,6 +91,11 @@ def data(subject: int | None = None) -> dict[str, Array]:
     dict of ndarray, each of shape (11,) or (132,)
         Columns "subject", "weight" (kg), "dose" (mg/kg), "time" (h) and "conc" (mg/l).
 
+    Raises
+    ------
+    ParameterError
+        There is no such subject.
+
     Examples
     --------
     >>> from dae_hybrid.problems import theophylline
@@ -101,7 +106,7 @@ def data(subject: int | None = None) -> dict[str, Array]:
     columns = _table().columns
     chosen = np.ones(len(_table()), dtype=bool) if subject is None else columns["subject"] == subject
     if not chosen.any():
-        raise ValueError(f"There is no subject {subject!r}; there are {SUBJECTS[0]} to {SUBJECTS[-1]}.")
+        raise dh.ParameterError(f"There is no subject {subject!r}; there are {SUBJECTS[0]} to {SUBJECTS[-1]}.")
     return {name: column[chosen] for name, column in columns.items()}
 
 

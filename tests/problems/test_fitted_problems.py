@@ -32,6 +32,49 @@ def made_again(folder, name, tmp_path, *, rtol):
         assert np.allclose(made[column], values, rtol=rtol, atol=0), column
 
 
+def infusion_fit(study, criterion):
+    """System, experiment, initial guess, estimates, and standard errors if there are any."""
+    measured, case, found = infusions.data(study), infusions.STUDIES[study], infusions.estimates()[study][criterion]
+    weights = {"conc": 1 / measured["conc"]} if criterion == "weights 1/conc" else None
+    experiment = dh.Experiment({"conc": measured["conc"]}, measured["time"], weights=weights)
+    return infusions.system(study), experiment, case.start, found, found["errors"]
+
+
+def repeated_doses_fit():
+    """The same for `repeated_doses`."""
+    measured, row = repeated_doses.data(), repeated_doses.estimates()
+    experiment = dh.Experiment({"conc": measured["conc"]}, measured["time"])
+    found, errors = ({name: row[p + name][0] for name in repeated_doses.START} for p in ("", "se_"))
+    return repeated_doses.system(), experiment, repeated_doses.START, found, list(errors.values())
+
+
+def steel_fit():
+    """The same for the original law of `cyclic_steel`."""
+    measured = cyclic_steel.samples()
+    weights = {"stress": measured["weight"]}
+    experiment = dh.Experiment({"stress": measured["stress"]}, measured["path"], weights=weights)
+    start = {name: cyclic_steel.START[name] for name in cyclic_steel.names()}
+    return cyclic_steel.system(), experiment, start, cyclic_steel.estimates()["original"], None
+
+
+FITS = {
+    f"{study}, {criterion}": (infusion_fit, study, criterion)
+    for study in infusions.STUDIES
+    for criterion in ("equal weights", "weights 1/conc")
+} | {"repeated doses": (repeated_doses_fit,), "cyclic steel": (steel_fit,)}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_a_fit_from_the_initial_guess_reaches_the_estimates(name):
+    make, *arguments = FITS[name]
+    system, experiment, start, expected, errors = make(*arguments)
+    fit = dh.fit(system, experiment, start, rtol=1e-9, atol=1e-11)
+    assert fit.labels == tuple(start)
+    assert np.allclose(fit.estimates, [expected[label] for label in start], rtol=2e-6, atol=0)
+    if errors is not None:
+        assert np.allclose(fit.standard_errors, errors, rtol=1e-5, atol=0)
+
+
 # -- theophylline -----------------------------------------------------------------------------------
 
 
@@ -45,7 +88,7 @@ def test_theophylline_data_are_complete():
         assert np.all(np.diff(measured["time"]) > 0)
         assert measured["time"][-1] <= theophylline.t_span[1]
         assert np.ptp(measured["dose"]) == np.ptp(measured["weight"]) == 0
-    with pytest.raises(ValueError, match="no subject 13; there are 1 to 12"):
+    with pytest.raises(dh.ParameterError, match="no subject 13; there are 1 to 12"):
         theophylline.data(13)
 
 
@@ -167,7 +210,7 @@ def test_other_doses_are_those_of_the_closed_form():
 
 
 def test_an_unknown_study_is_refused():
-    with pytest.raises(ValueError, match="no study 'PK13'; there are bolus_and_infusion, three_infusions"):
+    with pytest.raises(dh.ParameterError, match="no study 'PK13'; there are bolus_and_infusion, three_infusions"):
         infusions.data("PK13")
 
 
