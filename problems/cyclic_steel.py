@@ -27,7 +27,8 @@ minimum for both laws. This test alone hardly determines sy0, D and a of the upd
 
 `published` contains what RESSPyLab prints. For the updated law its objective is that of the law above, 554.70, a
 relative error of 5.84 %. Its parameters were found when the search was stopped, under the constraint that the hardening
-modulus at the first yielding is not negative, D a <= Q b + C; without the constraint the minimum is 548.90. For the
+modulus at the first yielding is not negative, D a <= Q b + C. Without the constraint there are two minima, 547.41 and
+548.90 ("updated, lower" and "updated" in `estimates`): the test hardly determines D and a. For the
 original law the printed optimum, 584.45, belongs to another function: RESSPyLab's return mapping of that law adds the
 absolute values of Newton's corrections to q, which becomes too large where they overshoot. By the law itself the
 printed parameters have the objective 596.01, and the minimum is 584.50, at parameters that differ by up to 7 %.
@@ -131,7 +132,7 @@ t_span = (0.0, float(samples()["path"][-1]))
 
 @cache
 def estimates() -> dict[str, dict[str, float]]:
-    """Parameters and "objective" at the minimum, by the keys of `published`."""
+    """Parameters and "objective" at the minimum, by the keys of `published`; "updated, lower" is the other minimum."""
     return dict(read_json(DATA / "estimates.json"))
 
 

@@ -137,7 +137,7 @@ def fit(
     >>> data = dh.Experiment({"x": [0.61, 0.36, 0.23]}, [1.0, 2.0, 3.0])
     >>> found = dh.fit(m.build(), data, "k", rtol=1e-9, atol=1e-12)
     >>> found.estimates.round(4), found.standard_errors.round(4)
-    (array([0.4995]), array([0.0067]))
+    (array([0.4993]), array([0.0067]))
     """
     check_built(system)
     given = [experiments] if isinstance(experiments, Experiment) else list(experiments)

@@ -10,7 +10,7 @@ from scipy.stats import chi2, norm
 
 import dae_hybrid as dh
 from dae_hybrid.fitting.inference import Conditioning
-from dae_hybrid.problems import infusions, theophylline
+from dae_hybrid.problems import cyclic_steel, theophylline
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 NAMES = ["lKe", "lKa", "lCl"]
@@ -88,17 +88,20 @@ def test_theophylline_pooled_and_with_own_parameters(subjects) -> None:
     assert_allclose(own.chi2, columns["rss"][singles].sum(), rtol=1e-7)
 
 
-@pytest.mark.parametrize("study", sorted(infusions.STUDIES))
-@pytest.mark.parametrize("criterion", ["equal weights", "weights 1/conc"])
-def test_a_bolus_and_infusions(study, criterion) -> None:
-    measured, expected = infusions.data(study), infusions.estimates()[study][criterion]
-    case = infusions.STUDIES[study]
-    weights = None if criterion == "equal weights" else {"conc": 1 / measured["conc"]}
-    experiment = dh.Experiment({"conc": measured["conc"]}, measured["time"], t_span=(0, case.end), weights=weights)
-    fit = dh.fit(infusions.system(study), experiment, list(case.start), scale="log", **TIGHT)
-    assert_allclose(fit.estimates, [expected[name] for name in case.start], rtol=1e-5)
-    assert_allclose(fit.standard_errors, expected["errors"], rtol=1e-4)
-    assert_allclose(fit.chi2, expected["objective"], rtol=1e-8)
+def test_both_minima_of_the_updated_law_of_cyclic_steel() -> None:
+    measured, expected = cyclic_steel.samples(), cyclic_steel.estimates()
+    experiment = dh.Experiment({"stress": measured["stress"]}, measured["path"], weights={"stress": measured["weight"]})
+    call = {"scale": "log", "rtol": 1e-8, "atol": 1e-11}
+    system, names = cyclic_steel.system(updated=True), cyclic_steel.names(updated=True)
+    lower, other = expected["updated, lower"], expected["updated"]
+    fit = dh.fit(system, experiment, list(names), **call)
+    assert_allclose(fit.estimates, [lower[name] for name in names], rtol=1e-4)
+    assert_allclose(fit.chi2, lower["objective"], rtol=1e-7)
+    assert fit.conditioning.indices[-1] > 100
+    there = dh.fit(system, experiment, {n: other[n] for n in names}, optimizer_options={"max_nfev": 1}, **call)
+    assert_allclose(there.chi2, other["objective"], rtol=1e-7)
+    slopes = there.jacobian.T @ there.residuals["1"] / np.linalg.norm(there.jacobian, axis=0)
+    assert np.abs(slopes).max() < 1e-4 * np.sqrt(there.chi2)
 
 
 # -- profiles ---------------------------------------------------------------------------------------
