@@ -1,0 +1,1 @@
+"""Functionals and outputs as differentiable functions of other frameworks."""

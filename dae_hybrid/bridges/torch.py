@@ -1,0 +1,310 @@
+"""Functionals and outputs as differentiable functions of PyTorch. Needs torch, on the CPU (extra ``[torch]``).
+
+`reverse_mode` is for ``backward()``, `torch.func.grad` and `torch.func.jacrev`, `forward_mode` for `torch.func.jvp` and
+`torch.func.jacfwd`. Both work within `torch.func.vmap`; the runs of a mapped call are made in one batch, on all cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
+
+from numpy.typing import ArrayLike
+
+from dae_hybrid.bridges.errors import BridgeError
+from dae_hybrid.bridges.host import Errors, HostFunction, OnFailure, by_name
+from dae_hybrid.errors import ParameterError, UnsupportedError
+from dae_hybrid.interface.api import RunOptions
+from dae_hybrid.interface.parameter_sets import ParameterTable
+from dae_hybrid.interface.runs import Parameters
+from dae_hybrid.system.system import HybridSystem
+
+try:
+    import torch
+except ImportError as reason:
+    raise BridgeError(
+        f"This bridge needs torch, which cannot be imported ({reason}).",
+        remedy='Install it by: pip install "dae-hybrid[torch]"',
+    ) from reason
+
+#: refusal of a derivative of a derivative
+SECOND = "This derivative is a second derivative of a hybrid system, and those are not implemented."
+
+
+def reverse_mode(
+    system: HybridSystem,
+    t_span: Sequence[float],
+    *,
+    functional: str | None = None,
+    outputs: str | Sequence[str] | None = None,
+    t_eval: ArrayLike | None = None,
+    wrt: str | Sequence[str] | None = None,
+    parameters: Parameters = None,
+    x0: ParameterTable = None,
+    on_failure: OnFailure = "nan",
+    workers: int | None = None,
+    adapter: str = "sundials",
+    strict: bool = True,
+    **options: Unpack[RunOptions],
+) -> TorchFunction:
+    """Make a function for ``backward()``, `torch.func.grad` and `torch.func.jacrev`, by adjoint analysis.
+
+    Parameters
+    ----------
+    functional : str, optional
+        Name of the functional that is the result; optional if the model has only one.
+    outputs : str or sequence of str, optional
+        Variables, memories or signals that are the result instead, at the times `t_eval`.
+    t_eval : array, shape (n_t,), optional
+        Output times, strictly increasing.
+    wrt : str or sequence of str, optional
+        Parameters that are the inputs of the function; default all.
+    parameters : mapping or array, optional
+        Values of the other parameters; default nominal.
+    x0 : mapping or array, optional
+        Initial values, as in `OutputMap`.
+    on_failure : {"nan", "raise"}
+        Result of a run that fails, and of a derivative that does not exist: NaN (default), or the error itself.
+        `TorchFunction.last_errors` has the typed errors in both cases.
+    workers : int, optional
+        Number of threads; default the number of cores available to this process.
+    adapter, strict, **options
+        As in `adjoint_gradient`.
+
+    Returns
+    -------
+    TorchFunction
+        A function of float64 inputs on the CPU, shape (..., n_wrt), or of a dict of them by name.
+
+    Raises
+    ------
+    ParameterError, OptionError, UnsupportedError
+        An argument is invalid or not supported.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from dae_hybrid.bridges.torch import reverse_mode
+    >>> from dae_hybrid.problems import hybrid_ode
+    >>> cost = reverse_mode(hybrid_ode.system(), (0, 5), functional="G", rtol=1e-10)
+    >>> p = torch.tensor([2.9], dtype=torch.float64, requires_grad=True)
+    >>> (cost(p) ** 2).backward()
+    >>> p.grad.numpy().round(4)
+    array([-92.6126])
+    """
+    host = HostFunction(
+        system, t_span, functional=functional, outputs=outputs, t_eval=t_eval, wrt=wrt, parameters=parameters, x0=x0,
+        on_failure=on_failure, workers=workers, adapter=adapter, strict=strict, **options,
+    )  # fmt: skip
+    return TorchFunction(host, _Pulled if host.has_outputs else _Linearized)
+
+
+def forward_mode(
+    system: HybridSystem,
+    t_span: Sequence[float],
+    *,
+    functional: str | None = None,
+    outputs: str | Sequence[str] | None = None,
+    t_eval: ArrayLike | None = None,
+    wrt: str | Sequence[str] | None = None,
+    parameters: Parameters = None,
+    x0: ParameterTable = None,
+    on_failure: OnFailure = "nan",
+    workers: int | None = None,
+    adapter: str = "sundials",
+    strict: bool = True,
+    **options: Unpack[RunOptions],
+) -> TorchFunction:
+    """Make a function for `torch.func.jvp` and `torch.func.jacfwd`; the arguments are those of `reverse_mode`.
+
+    A tangent of outputs costs one direction of forward analysis, the Jacobian one run with n_wrt directions.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from dae_hybrid.bridges.torch import forward_mode
+    >>> from dae_hybrid.problems import hybrid_ode
+    >>> x = forward_mode(hybrid_ode.system(), (0, 5), outputs="x", t_eval=[1.0, 4.0], rtol=1e-10)
+    >>> torch.func.jacfwd(x)(torch.tensor([2.9], dtype=torch.float64)).shape  # n_t, n_outputs, n_wrt
+    torch.Size([2, 1, 1])
+    """
+    host = HostFunction(
+        system, t_span, functional=functional, outputs=outputs, t_eval=t_eval, wrt=wrt, parameters=parameters, x0=x0,
+        on_failure=on_failure, workers=workers, adapter=adapter, strict=strict, **options,
+    )  # fmt: skip
+    return TorchFunction(host, _Pushed)
+
+
+class TorchFunction:
+    """A functional, or outputs at times, as a function of PyTorch; made by `reverse_mode` and `forward_mode`.
+
+    The argument is a tensor of shape (..., n_wrt), or a dict with a tensor for each parameter of `wrt`, of shape
+    (size,), or () for a single entry. The result has the same leading axes, followed by those of one result: (), (k,)
+    of a vector functional, or (n_t, n_outputs).
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Shape of the result at one point.
+    wrt : tuple of str
+        Names of the inputs, one per entry.
+    """
+
+    def __init__(self, host: HostFunction, rule: Any) -> None:
+        self._host, self._rule = host, rule
+        self.shape, self.wrt = host.shape, host.wrt
+
+    def __call__(self, inputs: Any) -> Any:
+        """Return the values at these inputs.
+
+        Raises
+        ------
+        ParameterError
+            The inputs are not of type float64 on the CPU, or have another shape.
+        """
+        if isinstance(inputs, Mapping):
+            given = {name: _checked(value) for name, value in inputs.items()}
+            found = torch.cat(by_name(given, self._host.blocks()))
+        else:
+            found = _checked(inputs)
+        if found.ndim == 0 or found.shape[-1] != self._host.size:
+            raise ParameterError(
+                f"Inputs: needed is a tensor of shape (..., {self._host.size}) ({', '.join(self.wrt)}), got shape "
+                f"{tuple(found.shape)}."
+            )
+        result = self._rule.apply(found, self._host)
+        return result[0] if isinstance(result, tuple) else result
+
+    @property
+    def last_errors(self) -> Errors:
+        """The error of each run of the latest call or derivative, None for a successful run."""
+        return self._host.last_errors
+
+    @property
+    def statistics(self) -> Mapping[str, int]:
+        """Numbers of runs and of failed runs so far: ``runs``, ``failed``."""
+        return dict(self._host.statistics)
+
+    def __repr__(self) -> str:
+        return f"<TorchFunction of {', '.join(self._host.blocks())}, result of shape {self.shape}>"
+
+
+def _checked(given: Any) -> Any:
+    if not isinstance(given, torch.Tensor):
+        raise ParameterError(f"Inputs must be tensors, got {type(given).__name__}.")
+    if given.dtype != torch.float64 or given.device.type != "cpu":
+        raise ParameterError(
+            f"Inputs must be of type float64 on the CPU, got {given.dtype} on {given.device}: derivatives of a run "
+            "have no digits in float32.",
+            remedy="Use inputs.double().cpu(), or torch.set_default_dtype(torch.float64).",
+        )
+    return given
+
+
+def _in_front(info: Any, in_dims: Sequence[int | None], *tensors: Any) -> list[Any]:
+    """Move the axis of a mapped call to the front of every tensor; those that are not mapped are repeated."""
+    found = []
+    for tensor, dim in zip(tensors, in_dims, strict=False):
+        found.append(tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0))
+    return found
+
+
+class _OnHost(torch.autograd.Function):
+    """A call of NumPy with leading axes of all tensors alike. Its derivatives would be second derivatives."""
+
+    @staticmethod
+    def forward(host_call: Any, *tensors: Any) -> Any:
+        return torch.from_numpy(host_call(*(tensor.detach().numpy() for tensor in tensors)))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, host_call: Any, *tensors: Any) -> tuple[Any, int]:
+        return _OnHost.apply(host_call, *_in_front(info, in_dims[1:], *tensors)), 0
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        raise UnsupportedError(SECOND)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise UnsupportedError(SECOND)
+
+
+class _Linearized(torch.autograd.Function):
+    """A functional with its gradient, which adjoint analysis gives with the value."""
+
+    @staticmethod
+    def forward(p: Any, host: HostFunction) -> tuple[Any, Any]:
+        values, by_p = host.linearize(p.detach().numpy())
+        return torch.from_numpy(values.copy()), torch.from_numpy(by_p.copy())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(output[1])
+        ctx.inner = len(inputs[1].shape)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, p: Any, host: HostFunction) -> Any:
+        return _Linearized.apply(*_in_front(info, in_dims, p), host), (0, 0)
+
+    @staticmethod
+    def backward(ctx: Any, cotangents: Any, of_derivatives: Any) -> Any:
+        if of_derivatives is not None:
+            raise UnsupportedError(SECOND)
+        if cotangents is None:
+            return None, None
+        (by_p,) = ctx.saved_tensors
+        factor = cotangents.unsqueeze(-1)
+        # a result that a loss leaves out has no derivative, whether its run has failed or not
+        terms = torch.where(factor == 0, torch.zeros_like(by_p), factor * by_p)
+        return terms.sum(dim=-2) if ctx.inner else terms, None
+
+
+class _Pulled(torch.autograd.Function):
+    """Outputs with the adjoint of a weighted sum of them."""
+
+    @staticmethod
+    def forward(p: Any, host: HostFunction) -> Any:
+        return torch.from_numpy(host.values(p.detach().numpy()))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.host = inputs[1]
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, p: Any, host: HostFunction) -> Any:
+        return _Pulled.apply(*_in_front(info, in_dims, p), host), 0
+
+    @staticmethod
+    def backward(ctx: Any, cotangents: Any) -> Any:
+        return _OnHost.apply(ctx.host.vjp, *ctx.saved_tensors, cotangents), None
+
+
+class _Pushed(torch.autograd.Function):
+    """Values with their derivatives along tangents."""
+
+    @staticmethod
+    def forward(p: Any, host: HostFunction) -> Any:
+        return torch.from_numpy(host.values(p.detach().numpy()).copy())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.host = inputs[1]
+        ctx.save_for_forward(inputs[0])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, p: Any, host: HostFunction) -> Any:
+        return _Pushed.apply(*_in_front(info, in_dims, p), host), 0
+
+    @staticmethod
+    def backward(ctx: Any, cotangents: Any) -> Any:
+        raise UnsupportedError("A function of forward_mode has no backward pass.", remedy="Use reverse_mode.")
+
+    @staticmethod
+    def jvp(ctx: Any, tangents: Any, _: Any) -> Any:
+        return _OnHost.apply(ctx.host.jvp, *ctx.saved_tensors, tangents)

@@ -1,0 +1,144 @@
+"""Functions of PyTorch: gradients, Jacobians, vmap, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from bridged import touching_ball
+
+import dae_hybrid as dh
+from dae_hybrid.problems import em_hysteresis
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of its own parts
+    torch = pytest.importorskip("torch", reason="torch is not installed", exc_type=ImportError)
+
+from dae_hybrid.bridges.torch import forward_mode, reverse_mode
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.*:FutureWarning")
+EM, BALL = em_hysteresis.system(), touching_ball().build()
+TIMES = np.linspace(0.5, 4.0, 6)
+TIGHT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-13}
+OF_EM: dict[str, Any] = {"wrt": ["ka", "kb"], **TIGHT}
+OF_BALL: dict[str, Any] = {"wrt": ["g", "e"], **TIGHT}
+P = torch.tensor([9.81, 0.8], dtype=torch.float64)
+Q = torch.tensor(EM.nominal[:2].copy())
+
+CASES = {
+    "functional of a material with memory": (EM, (0, 4), {"functional": "G", **OF_EM}, Q),
+    "outputs of a material with memory": (EM, (0, 4), {"outputs": ["u", "z"], "t_eval": TIMES, **OF_EM}, Q),
+    "functional of a ball": (BALL, (0, 2), {"functional": "height", **OF_BALL}, P),
+    "outputs of a ball": (BALL, (0, 2), {"outputs": ["y", "v"], "t_eval": [0.4, 0.7, 1.9], **OF_BALL}, P),
+}
+ALL = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+KINDS = pytest.mark.parametrize("of", [{"functional": "height"}, {"outputs": "y", "t_eval": [0.4, 1.9]}], ids=str)
+
+
+@ALL
+def test_gradients_agree_with_differences(case: Any) -> None:
+    system, span, call, p = case
+    inputs, check = (p.clone().requires_grad_(),), {"eps": 1e-4 * float(p[-1]), "rtol": 1e-4, "atol": 1e-8}
+    assert torch.autograd.gradcheck(reverse_mode(system, span, **call), inputs, **check)
+    ahead = forward_mode(system, span, **call)
+    assert torch.autograd.gradcheck(ahead, inputs, check_forward_ad=True, check_backward_ad=False, **check)
+
+
+@ALL
+def test_both_modes_have_the_same_jacobian(case: Any) -> None:
+    system, span, call, p = case
+    back = torch.func.jacrev(reverse_mode(system, span, **call))(p)
+    ahead = torch.func.jacfwd(forward_mode(system, span, **call))(p)
+    np.testing.assert_allclose(back, ahead, atol=1e-7 * float(ahead.abs().max()))
+
+
+@ALL
+def test_leading_axes_and_vmap_are_batches(case: Any) -> None:
+    system, span, call, p = case
+    function = reverse_mode(system, span, **call)
+    points = p * torch.tensor([[1.0], [1.01], [0.98]], dtype=torch.float64)
+    gradient = torch.func.grad(lambda q: (function(q) ** 2).sum())
+    mapped = torch.func.vmap(gradient)(points)
+    assert len(function.last_errors) == 3
+    np.testing.assert_allclose(mapped, torch.stack([gradient(q) for q in points]), rtol=1e-7)
+    leaf = points.clone().requires_grad_()
+    (function(leaf) ** 2).sum().backward()
+    np.testing.assert_allclose(leaf.grad, mapped, rtol=1e-7)
+
+
+def test_inputs_by_name() -> None:
+    cost = reverse_mode(BALL, (0, 2), functional="height", **OF_BALL)
+    named = {"e": P[1].clone().requires_grad_(), "g": P[:1].clone().requires_grad_()}
+    cost(named).backward()
+    leaf = P.clone().requires_grad_()
+    cost(leaf).backward()
+    np.testing.assert_allclose([named["g"].grad[0], named["e"].grad], leaf.grad, rtol=1e-12)
+
+
+@KINDS
+def test_refusals_are_nan_with_a_reason(of: Any) -> None:
+    call: dict[str, Any] = {"wrt": ["g", "top"], **TIGHT}
+    points = torch.tensor([[9.81, 1.0], [9.81, 1.4]], dtype=torch.float64, requires_grad=True)
+    function = reverse_mode(BALL, (0, 2), **of, **call)
+    function(points).sum().backward()
+    assert torch.isnan(points.grad[0]).all()
+    assert torch.isfinite(points.grad[1]).all()
+    assert isinstance(function.last_errors[0], dh.GrazingError)
+    refusing = reverse_mode(BALL, (0, 2), on_failure="raise", **of, **call)
+    with pytest.raises(dh.GrazingError):
+        refusing(points).sum().backward()
+
+
+@KINDS
+def test_a_loss_may_leave_out_runs_that_failed(of: Any) -> None:
+    points = torch.tensor([[9.81, 0.8], [np.nan, 0.8]], dtype=torch.float64, requires_grad=True)
+    torch.nansum(reverse_mode(BALL, (0, 2), **of, **OF_BALL)(points)).backward()
+    assert torch.isfinite(points.grad[0]).all()
+    np.testing.assert_array_equal(points.grad[1], [0.0, 0.0])
+
+
+@KINDS
+def test_second_derivatives_are_refused(of: Any) -> None:
+    cost, leaf = reverse_mode(BALL, (0, 2), **of, **OF_BALL), P.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad((cost(leaf) ** 2).sum(), leaf, create_graph=True)
+    with pytest.raises(dh.UnsupportedError, match="second derivative"):
+        gradient.sum().backward()
+    with pytest.raises(dh.UnsupportedError, match="second derivative"):
+        torch.func.grad(lambda p: torch.func.grad(lambda q: cost(q).sum())(p).sum())(P)
+    ahead = forward_mode(BALL, (0, 2), **of, **OF_BALL)
+    with pytest.raises(dh.UnsupportedError, match="second derivative"):
+        torch.func.jacfwd(torch.func.jacfwd(ahead))(P)
+
+
+def test_wrong_directions_are_refused() -> None:
+    cost, ahead = (mode(BALL, (0, 2), functional="height", **OF_BALL) for mode in (reverse_mode, forward_mode))
+    with pytest.raises(NotImplementedError, match="jvp"):  # of PyTorch itself
+        torch.func.jvp(cost, (P,), (P,))
+    with pytest.raises(dh.UnsupportedError, match="reverse_mode"):
+        torch.func.grad(ahead)(P)
+
+
+def test_other_types_are_refused() -> None:
+    cost = reverse_mode(BALL, (0, 2), functional="height", **OF_BALL)
+    for bad in (P.float(), torch.ones(2, dtype=torch.int64), P.numpy(), P.to("meta")):
+        with pytest.raises(dh.ParameterError, match=r"float64|tensors"):
+            cost(bad)
+    with pytest.raises(dh.ParameterError, match="shape"):
+        cost(torch.ones(3, dtype=torch.float64))
+
+
+def test_without_torch() -> None:
+    code = """if True:
+        import sys
+        sys.modules["torch"] = None
+        try:
+            import dae_hybrid.bridges.torch
+        except ImportError as error:
+            print(error)
+        """
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 'pip install "dae-hybrid[torch]"' in found.stdout
