@@ -36,6 +36,7 @@ CASES = {
     "outputs of a ball": (BALL, (0, 2), {"outputs": ["y", "v"], "t_eval": [0.4, 0.7, 1.9], **OF_BALL}, P),
 }
 ALL = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+KINDS = pytest.mark.parametrize("of", [{"functional": "height"}, {"outputs": "y", "t_eval": [0.4, 1.9]}], ids=str)
 
 
 @ALL
@@ -90,29 +91,29 @@ def test_inputs_by_name() -> None:
         cost({"g": P[0]})
 
 
-def test_refusals_are_nan_with_a_reason() -> None:
+@KINDS
+def test_refusals_are_nan_with_a_reason(of: Any) -> None:
     call: dict[str, Any] = {"wrt": ["g", "top"], **TIGHT}
     points = jnp.array([[9.81, 1.0], [9.81, 1.4]])
-    for of in ({"functional": "height"}, {"outputs": "y", "t_eval": [0.4, 1.9]}):
-        function = reverse_mode(BALL, (0, 2), **of, **call)
-        assert jnp.isfinite(jax.vmap(function)(points)).all()
-        found = jax.vmap(jax.grad(lambda p: jnp.sum(function(p))))(points)
-        assert jnp.isnan(found[0]).all()
-        assert jnp.isfinite(found[1]).all()
-        assert isinstance(function.last_errors[0], dh.GrazingError)
-        assert function.last_errors[1] is None
-        assert function.statistics["failed"] == 1
-        ahead = forward_mode(BALL, (0, 2), **of, **call)
-        assert jnp.isnan(jax.jacfwd(ahead)(points[0])).all()
+    function = reverse_mode(BALL, (0, 2), **of, **call)
+    assert jnp.isfinite(jax.vmap(function)(points)).all()
+    found = jax.vmap(jax.grad(lambda p: jnp.sum(function(p))))(points)
+    assert jnp.isnan(found[0]).all()
+    assert jnp.isfinite(found[1]).all()
+    assert isinstance(function.last_errors[0], dh.GrazingError)
+    assert function.last_errors[1] is None
+    assert function.statistics["failed"] == 1
+    ahead = forward_mode(BALL, (0, 2), **of, **call)
+    assert jnp.isnan(jax.jacfwd(ahead)(points[0])).all()
 
 
-def test_a_loss_may_leave_out_runs_that_failed() -> None:
+@KINDS
+def test_a_loss_may_leave_out_runs_that_failed(of: Any) -> None:
     points = jnp.array([[9.81, 0.8], [jnp.nan, 0.8]])
-    for of in ({"functional": "height"}, {"outputs": "y", "t_eval": [0.4, 1.9]}):
-        function = reverse_mode(BALL, (0, 2), **of, **OF_BALL)
-        found = jax.grad(lambda q: jnp.nansum(jax.vmap(function)(q)))(points)
-        np.testing.assert_allclose(found[0], jax.grad(lambda p: jnp.sum(function(p)))(P), rtol=1e-9)
-        np.testing.assert_array_equal(found[1], [0.0, 0.0])
+    function = reverse_mode(BALL, (0, 2), **of, **OF_BALL)
+    found = jax.grad(lambda q: jnp.nansum(jax.vmap(function)(q)))(points)
+    np.testing.assert_allclose(found[0], jax.grad(lambda p: jnp.sum(function(p)))(P), rtol=1e-9)
+    np.testing.assert_array_equal(found[1], [0.0, 0.0])
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
