@@ -98,9 +98,8 @@ class HostFunction:
             self._name = system.functional_name(functional)
             part = system.functionals[self._name]
             self.shape = () if part.stop - part.start == 1 else (part.stop - part.start,)
-        self._batch(
-            np.zeros((0, self._fixed.size)), gradient="adjoint" if outputs is None else None
-        )  # checks arguments
+        analysis = "adjoint" if outputs is None else None
+        self._batch(np.zeros((0, self._fixed.size)), gradient=analysis)  # no runs: checks the other arguments
         labels = system.parameters.labels()
         self.wrt = tuple(labels[i] for i in self._indices)
         self.size = len(self.wrt)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -176,3 +178,13 @@ def test_without_jax() -> None:
         """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 'pip install "dae-hybrid[jax]"' in found.stdout
+
+
+def test_a_neural_force_is_learnt_with_a_coefficient_of_restitution() -> None:
+    example = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "train_neural_ode.py"))
+    found = example["main"](steps=40)
+    assert found["weights"] == 337
+    assert found["runs"] >= 40 * 16
+    assert found["impacts"] >= 16
+    assert found["loss after"] < 0.1 * found["loss before"]
+    assert found["unseen after"] < 0.5 * found["unseen before"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -129,6 +131,15 @@ def test_other_types_are_refused() -> None:
             cost(bad)
     with pytest.raises(dh.ParameterError, match="shape"):
         cost(torch.ones(3, dtype=torch.float64))
+
+
+def test_the_example_of_the_page() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "bridges.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert names["values"].shape == (2, 3, 2)
+    assert torch.isfinite(names["stiffness"].grad).all()
 
 
 def test_without_torch() -> None:
