@@ -85,6 +85,11 @@ class Branches:
         by_u = [ca.densify(ca.jacobian(value, ca.vertcat(*point[:4]))) for value in outputs]
         return Kernel(ca.Function("branches", point, [*outputs, *by_u]), range(len(outputs), 2 * len(outputs)))
 
+    def sides(self, point: Sequence[Any]) -> list[bool]:
+        """Whether each relation is above its threshold."""
+        found: list[bool] = (self._margins(*point)[0] > 0).ravel().tolist()
+        return found
+
     def undecided(
         self, point: Sequence[Any], allowed: Array, estimate: ErrorEstimate, reference: ReferencePoint
     ) -> list[tuple[str, Array, bool]]:
@@ -170,6 +175,35 @@ def undecided_branches(trajectory: Trajectory, estimate: ErrorEstimate) -> list[
     """Return the relations of a run whose side its accuracy does not determine."""
     table = trajectory.system.branches
     return list(_undecided_branches(trajectory, table, estimate)) if table else []
+
+
+def branch_sides(trajectory: Trajectory) -> list[bool]:
+    """Sides of the relations of a run that are not events, in the order of their evaluation."""
+    from dae_hybrid.trajectory.trajectory import Segment  # avoids a circular import
+
+    table, system, p, found = trajectory.system.branches, trajectory.system, trajectory.parameters, list[bool]()
+    if not table:
+        return found
+
+    def note(branches: Branches | None, *point: Any) -> None:
+        if branches:
+            found.extend(branches.sides(point))
+
+    start, (t, index, x, m) = trajectory.start, trajectory.final
+    note(table.start, start.t, start.x, start.at.m, p)
+    for part in trajectory.parts:
+        if isinstance(part, Segment):
+            note(table.constants.get(part.mode.index), part.t_start, part.x_start, part.memory, p)
+        elif isinstance(part, EventRecord):
+            before = part.time, part.x_minus, part.memory_minus, p
+            note(table.guards.get(part.index), *before)
+            if part.index in table.transitions:
+                branches, more = table.transitions[part.index]
+                note(branches, *before, *more(part))
+        elif isinstance(part, MeasurementRecord) and part.index in table.measurements:
+            note(table.measurements[part.index](part.mode.index), part.time, part.x, part.memory, p)
+    note(table.ends.get(index), t, x, m, p)
+    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -161,6 +161,9 @@ class Batch:
         Why each of the others is a single call; None for the native runs.
     n_events, n_steps : ndarray of int, shape (N,)
         Number of events and of steps.
+    digest : ndarray of int, shape (N,)
+        Digest of each run's sequence of events: equal for runs with the same transitions and measurements in the same
+        order; 0 for failed runs.
     t : ndarray, shape (n_t,), or None
         Output times `t_eval`.
     t_end : ndarray, shape (N,)
@@ -184,6 +187,7 @@ class Batch:
         self.parameters, self.t = given[:, :n_p], case.setup.t_eval
         self.errors: tuple[DaeHybridError | None, ...] = tuple(errors.get(i) for i in range(len(given)))
         self.n_events, self.n_steps, self.t_end = out.n_events, out.n_steps, out.times
+        self.digest = out.digests
         self.native: NDArray[np.bool_] = out.done == DONE
         self.values, self.gradients = out.values[:, case.columns], case.reported(out.gradients)
         labels = case.system.parameters.labels()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dae_hybrid.codegen import casadi_tools
 from dae_hybrid.compile import mode_functions
-from dae_hybrid.conditions import amplification, instants, resolution
+from dae_hybrid.conditions import amplification, instants, resolution, sequences
 from dae_hybrid.numerics import algebraic, crossings, step_polynomial
 from dae_hybrid.port import failure_messages, native_batch, record_table, replay, segment_rules, stiffness
 from dae_hybrid.sensitivity import adjoint
@@ -39,6 +39,7 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
         "RANK_TOLERANCE", "DOUBTFUL_TOLERANCE", ("STAGNATION_TOLERANCE", "STAGNANT"), "MULTIPLE_ROOT",
         "RESIDUAL_ROUNDINGS", "STEP_ROUNDINGS", ("MAX_NEWTON_STEPS", "MOST_STEPS"), "LEAST_DAMPING",
     ),
+    sequences: ("DIGEST_BASIS", "DIGEST_FACTOR", "DIGEST_SHIFT"),
     grazing: (("SHALLOW_FACTOR", "SHALLOW"), ("RATE_DIFFERENCE_STEP", "BEFORE")),
     instants: (("CLOSE_SHARE", "CLOSE_TO_ZERO"), ("FAR_TOLERANCES", "FAR_FROM_ZERO")),
     mode_functions: ("NEWTON_STEPS",),

@@ -172,7 +172,7 @@ def _run_of(case: CheckedCall, p: Array, out: Outcomes, single: Single | None = 
     """Make a `Run` from the only row of the outcomes."""
     gradients = None if case.analysis is None else case.reported(out.gradients)[0].copy()
     counts = out.n_events.item(), out.n_steps.item()
-    return Run(case, p.copy(), out.values[0].copy(), gradients, *counts, out.times.item(), single)
+    return Run(case, p.copy(), out.values[0].copy(), gradients, *counts, out.times.item(), out.digests.item(), single)
 
 
 class Run:
@@ -186,15 +186,18 @@ class Run:
         Number of events and of steps.
     t_end : float
         Final time.
+    digest : int
+        Digest of the sequence of events: equal for runs with the same transitions and measurements in the same order.
 
     Events, outputs, diagnostics and sensitivities of states are available from `single`.
     """
 
     def __init__(
         self, case: CheckedCall, parameters: Array, values: Array, gradients: Array | None, n_events: int, n_steps: int,
-        t_end: float, single: Single | None = None,
+        t_end: float, digest: int, single: Single | None = None,
     ) -> None:  # fmt: skip
         self.parameters, self.n_events, self.n_steps, self.t_end = parameters, n_events, n_steps, t_end
+        self.digest = digest
         self._case, self._values, self._gradients = case, values, gradients
         self.is_native = single is None
         """Whether compiled code carried it out by itself."""

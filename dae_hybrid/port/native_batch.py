@@ -128,6 +128,7 @@ class Outcomes:
     reasons: Integers  # (N, 2), see `Reason`
     n_events: Integers
     n_steps: Integers
+    digests: Integers  # of the sequences of events, see `dae_hybrid.conditions.sequences`
     modes: Integers  # the last one
     times: Array  # the last one
     ends: Array  # (N, widest + n_memory)
@@ -145,6 +146,7 @@ class Outcomes:
             reasons=np.tile([Reason.NO_REASON, -1], (count, 1)),
             n_events=np.zeros(count, np.int64),
             n_steps=np.zeros(count, np.int64),
+            digests=np.zeros(count, np.int64),
             modes=np.full(count, -1, np.int64),
             times=np.full(count, np.nan),
             ends=np.full((count, width), np.nan),

@@ -70,6 +70,20 @@ static int put_out(const batch *b, integer place) {
   return count == b->n_t;
 }
 
+/* Digest of a run's sequence; see `digest` in conditions/sequences.py. */
+static integer digest_of(const event_loop *m) {
+  unsigned long long found = DIGEST_BASIS;
+  for (integer i = 0; i < m->n_events; i++) {
+    const link *l = link_of(m, i);
+    const double *head = m->records + m->offsets[i];
+    if (l->turns) continue;
+    const integer rises = l->clock < 0 && head[RATE_AT] > 0;
+    found = (found ^ (unsigned long long)(l->measures ? -1 : 2 * l->transition + rises)) * DIGEST_FACTOR;
+    found ^= found >> DIGEST_SHIFT;
+  }
+  return (integer)found;
+}
+
 /* Copy the results of a run. */
 static void hand_out(const batch *b, integer place, const double *values) {
   const native_run *v = b->run;
@@ -82,6 +96,7 @@ static void hand_out(const batch *b, integer place, const double *values) {
   b->times[place] = r->t;
   b->modes[place] = m->at;
   b->n_events[place] = m->n_events - m->n_passed;
+  b->digests[place] = digest_of(m);
   b->n_steps[place] = m->steps + r->steps;
 }
 

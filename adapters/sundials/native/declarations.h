@@ -487,6 +487,7 @@ typedef struct {                             /* successive runs, see batch.c */
   integer started, start_size;
   integer *outcomes, *reasons, *n_events, *n_steps, *modes; /* per run: whether it is done; why not, and the transition
                                                 concerned or -1; events; steps; last mode */
+  integer *digests;                          /* digest of its sequence, see `dae_hybrid.conditions.sequences` */
   double *times, *ends, *values, *gradients; /* end time; widest + n_memory; all functionals; n_components x n_wrt */
   double *outputs;                           /* n_t x (widest + n_memory) */
   integer *output_modes;
