@@ -44,6 +44,7 @@ from dae_hybrid.interface.gradient_check import GradientCheck, check_gradient
 from dae_hybrid.interface.prepared import Prepared, Run, prepare
 from dae_hybrid.interface.registry import adapter_names, describe_adapters, register_adapter
 from dae_hybrid.method import Method
+from dae_hybrid.optimization.hessian import Hessian, hessian
 from dae_hybrid.options import Options
 from dae_hybrid.port.integrator import Capabilities
 from dae_hybrid.port.records import EventRecord
@@ -85,6 +86,7 @@ __all__ = [
     "GradientCheck",
     "GrazingError",
     "GuardPassedError",
+    "Hessian",
     "HybridModel",
     "HybridSystem",
     "InitialValueProblem",
@@ -115,6 +117,7 @@ __all__ = [
     "describe_adapters",
     "fit",
     "forward_sensitivity",
+    "hessian",
     "prepare",
     "register_adapter",
     "simulate",

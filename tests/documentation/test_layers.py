@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAYERS = (
     "root", "numerics", "codegen", "statement", "port", "system", "steppers", "trajectory", "simulation",
-    "sensitivity", "conditions", "compile", "interface", "report", "mechanics", "fitting", "bridges",
+    "sensitivity", "conditions", "compile", "interface", "report", "mechanics", "optimization", "fitting", "bridges",
 )  # fmt: skip
 #: what an adapter may import, besides other adapters
 PORT = ("root", "numerics", "codegen", "port", "steppers", "adapters")

@@ -1,0 +1,1 @@
+"""Optimisation, scans along lines in parameter space, and Hessians."""

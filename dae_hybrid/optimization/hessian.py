@@ -1,0 +1,281 @@
+"""Hessians of functionals, by central differences of adjoint gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import numpy as np
+
+from dae_hybrid.conditions.sequences import EventSequence
+from dae_hybrid.errors import DaeHybridError, EventError, OptionError, ParameterError
+from dae_hybrid.interface.api import RunOptions
+from dae_hybrid.interface.batch import Batch, batch
+from dae_hybrid.interface.prepared_case import trajectory_of
+from dae_hybrid.interface.runs import Parameters
+from dae_hybrid.numeric_input import shown
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.options import Options
+from dae_hybrid.system.system import HybridSystem
+from dae_hybrid.tables import align, html
+
+#: the stencil of a parameter, in steps
+STENCIL = (1.0, -1.0, 0.5, -0.5)
+STEP_EXPONENT = 0.25
+#: rows shown in a table
+MAX_ROWS = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Hessian:
+    """Second derivatives of a functional.
+
+    For a vector functional with k components all arrays have a first axis of length k.
+
+    Attributes
+    ----------
+    functional : str
+        Name of the functional.
+    parameters : tuple of str
+        Labels of the parameters, n of them.
+    value : float or ndarray, shape (k,)
+        Value of the functional.
+    gradient : ndarray, shape (n,) or (k, n)
+        Its gradient, by adjoint analysis.
+    matrix : ndarray, shape (n, n) or (k, n, n)
+        The symmetric part of the differences.
+    error : ndarray, same shape as `matrix`
+        Estimated error of each entry; see `hessian`.
+    asymmetry : float
+        Largest difference between an entry and its transpose before symmetrisation, relative to the largest entry.
+    steps : ndarray, shape (n,)
+        Steps of the differences.
+    sequence : EventSequence
+        Events of all runs of the stencil.
+    """
+
+    functional: str
+    parameters: tuple[str, ...]
+    value: Any
+    gradient: Array
+    matrix: Array
+    error: Array
+    asymmetry: float
+    steps: Array
+    sequence: EventSequence
+
+    @property
+    def eigenvalues(self) -> Array:
+        """Eigenvalues of `matrix` in increasing order, shape (n,) or (k, n)."""
+        return np.linalg.eigvalsh(self.matrix)
+
+    @property
+    def eigenvalue_error(self) -> Any:
+        """Bound on the error of every eigenvalue that follows from `error`, float or shape (k,)."""
+        return np.linalg.norm(self.error, axis=(-2, -1))  # Weyl's inequality, with the Frobenius norm
+
+    def __repr__(self) -> str:
+        largest = np.abs(self.error).max(initial=0.0)
+        return (
+            f"<Hessian of '{self.functional}' by {len(self.parameters)} parameters: largest error {largest:.1e}, "
+            f"asymmetry {self.asymmetry:.1e}>"
+        )
+
+    def _rows(self) -> list[list[str]]:
+        k = self.error.shape[0] if self.error.ndim == 3 else 0
+        matrices, errors = (own.reshape(-1, *own.shape[-2:]) for own in (self.matrix, self.error))
+        rows = [["second derivative by", "", "value", "error"]]
+        for c, (matrix, error) in enumerate(zip(matrices, errors, strict=True)):
+            name = f"{self.functional}[{c}]" if k else self.functional
+            for i, one in enumerate(self.parameters):
+                for j, other in enumerate(self.parameters[: i + 1]):
+                    rows.append([f"{name}: {one}", other, f"{matrix[i, j]: .9e}", f"{error[i, j]:.1e}"])
+        return rows
+
+    def _repr_html_(self) -> str:
+        return html(repr(self), self._rows()[: MAX_ROWS + 1])
+
+    def __str__(self) -> str:
+        rows = self._rows()
+        more = [f"... {len(rows) - 1} entries"] if len(rows) > MAX_ROWS + 1 else []
+        return "\n".join([*align(rows[: MAX_ROWS + 1], left=(0, 1)), *more])
+
+
+def hessian(
+    system: HybridSystem,
+    t_span: Sequence[float],
+    functional: str | None = None,
+    *,
+    wrt: str | Sequence[str] | None = None,
+    parameters: Parameters = None,
+    step: float | Mapping[str, float] | None = None,
+    adapter: str = "sundials",
+    **options: Unpack[RunOptions],
+) -> Hessian:
+    """Compute second derivatives of a functional by central differences of its adjoint gradient.
+
+    Four gradients for each of n parameters are computed in a batch, on all cores, and combined by Richardson
+    extrapolation: H = (4 D(h/2) - D(h)) / 3, with D(h) the central difference of the gradients at distance h.
+
+    Parameters
+    ----------
+    system, t_span, parameters, adapter, **options
+        As in `adjoint_gradient`.
+    functional : str, optional
+        Name of the functional; optional if the model has only one.
+    wrt : str or sequence of str, optional
+        Parameters to differentiate by; default all.
+    step : float or mapping of str to float, optional
+        Step h relative to each parameter (absolute for a parameter equal to zero), or absolute steps by name, with the
+        default for the others. The default is rtol^(1/4); see Notes.
+
+    Returns
+    -------
+    Hessian
+        The matrix with an estimated error of each entry, the gradient and the value.
+
+    Raises
+    ------
+    EventError
+        The sequence of events (`EventSequence`) changes within the stencil of a parameter: second derivatives across
+        the change do not exist. The message names the parameter and both sequences.
+    DaeHybridError
+        A run fails, or its gradient is refused; the message names the point of the stencil.
+    OptionError, ParameterError
+        An argument is invalid.
+
+    Notes
+    -----
+    The error of a gradient is about rtol of its size, and varies from run to run with the steps of the integrator.
+    Extrapolation leaves a truncation error of order h^4, hence an error of about rtol / h + h^4 relative to the
+    derivatives, which is least for h = rtol^(1/5). The smaller default rtol^(1/4) costs less than a factor of four in
+    accuracy above rtol = 1e-12 and is less likely to reach another sequence of events.
+
+    `Hessian.error` is the largest of three numbers, for each entry and its transpose. ``|D(h/2) - D(h)|`` is the usual
+    estimate by the lower order: it is of order h^2, thus much larger than the truncation error of H, and contains the
+    variation of the gradients from run to run, as H does. Half the asymmetry compares rows with columns, which come
+    from different runs. The third number is rtol of the entry. An error of the integrator that is the same in all runs
+    is not visible in differences: compare with a result at another `rtol` where it matters.
+
+    Examples
+    --------
+    >>> import dae_hybrid as dh
+    >>> from dae_hybrid.problems import em_hysteresis
+    >>> found = dh.hessian(em_hysteresis.system(), (0, 10), "G", wrt=["ka", "kb"], rtol=1e-10, atol=1e-13)
+    >>> found.matrix.shape, found.asymmetry < 1e-4, bool((found.error < 1e-4 * abs(found.matrix).max()).all())
+    ((2, 2), True, True)
+    """
+    p, indices = system.parameter_vector(parameters), system.parameter_indices(wrt)
+    name = system.functional_name(functional)
+    labels = tuple(system.parameters.labels()[i] for i in indices)
+    steps = _steps(system, step, p, indices, Options.of(options).rtol)
+    points = np.tile(p, (1 + len(STENCIL) * len(indices), 1))
+    for k, (i, h) in enumerate(zip(indices, steps, strict=True)):
+        points[1 + len(STENCIL) * k : 1 + len(STENCIL) * (k + 1), i] += h * np.array(STENCIL)
+    runs = batch(
+        system, t_span, parameters=points, functional=name, gradient="adjoint", wrt=wrt, adapter=adapter, **options
+    )
+    _raise_errors(runs, labels, indices)
+    _refuse_changes(runs, labels, indices)
+    gradients = runs.gradients  # (runs, k, n)
+    n, c = len(indices), gradients.shape[1]
+    own = gradients[1:].reshape(n, len(STENCIL), c, n)
+    # rounding of the parameters: the distances are those of the points, not of the steps
+    at = points[1:].reshape(n, len(STENCIL), p.size)[np.arange(n), :, list(indices)]
+    wide, narrow = (
+        np.moveaxis((own[:, k] - own[:, k + 1]) / (at[:, k] - at[:, k + 1])[:, None, None], 1, 0) for k in (0, 2)
+    )
+    found = (4 * narrow - wide) / 3  # (c, n, n)
+    matrix, error, asymmetry = _judged(found, np.abs(narrow - wide), Options.of(options).rtol)
+    single = c == 1
+    return Hessian(
+        functional=name,
+        parameters=labels,
+        value=runs.functionals[name][0],
+        gradient=gradients[0, 0] if single else gradients[0],
+        matrix=matrix[0] if single else matrix,
+        error=error[0] if single else error,
+        asymmetry=asymmetry,
+        steps=steps,
+        sequence=EventSequence.of(trajectory_of(runs.single(0))),
+    )
+
+
+def _judged(found: Array, difference: Array, rtol: float) -> tuple[Array, Array, float]:
+    """Symmetric parts of matrices (k, n, n), errors of their entries, and the largest relative asymmetry."""
+    transposed = found.swapaxes(1, 2)
+    matrix, apart = (found + transposed) / 2, np.abs(found - transposed)
+    error = np.maximum(np.maximum(difference, difference.swapaxes(1, 2)), np.maximum(apart / 2, rtol * np.abs(matrix)))
+    largest = np.abs(matrix).max(axis=(1, 2), initial=0.0)
+    relative = apart.max(axis=(1, 2), initial=0.0) / np.where(largest > 0, largest, 1.0)
+    return matrix, error, float(relative.max(initial=0.0))
+
+
+def _steps(system: HybridSystem, step: object, p: Array, indices: Sequence[int], rtol: float) -> Array:
+    """Absolute steps of the parameters, (n,)."""
+    sizes = np.where(p != 0, np.abs(p), 1.0)
+    found, relative = np.zeros(p.size), rtol**STEP_EXPONENT
+    if isinstance(step, Mapping):
+        found = relative * sizes
+        for name, own in step.items():
+            if name not in system.parameters:
+                raise ParameterError(
+                    f"step names {name!r}, which is not a parameter of '{system.name}'.",
+                    remedy=f"Parameters: {', '.join(system.parameters.names) or 'none'}.",
+                )
+            found[system.parameters[name]] = _positive(f"step[{name!r}]", own, np.inf)
+    else:
+        found = (relative if step is None else _positive("step", step, 1.0)) * sizes
+    chosen = found[list(indices)]
+    lost = [i for i, h in zip(indices, chosen, strict=True) if p[i] + h / 2 == p[i]]
+    if lost:
+        name = system.parameters.labels()[lost[0]]
+        raise OptionError(f"The step {found[lost[0]]:g} of {name} is lost in the rounding of {p[lost[0]]:g}.")
+    return np.asarray(chosen)
+
+
+def _positive(what: str, given: object, below: float) -> float:
+    is_number = isinstance(given, int | float | np.number) and not isinstance(given, bool | np.bool_)
+    if not is_number or not 0 < float(given) < below:  # type: ignore[arg-type]
+        legal = f"a number between 0 and {below:g}" if np.isfinite(below) else "a positive number"
+        raise OptionError(f"{what} must be {legal}, got {shown(given)}.")
+    return float(given)  # type: ignore[arg-type]
+
+
+def _point(i: int, runs: Batch, labels: Sequence[str], indices: Sequence[int]) -> str:
+    """The point of a run in words."""
+    k = (i - 1) // len(STENCIL)
+    return f"{labels[k]} = {runs.parameters[i, indices[k]]:.9g}"
+
+
+def _raise_errors(runs: Batch, labels: Sequence[str], indices: Sequence[int]) -> None:
+    for i, error in enumerate(runs.errors):
+        if error is None:
+            continue
+        if i:
+            raise _placed(error, _point(i, runs, labels, indices)) from error
+        raise error
+
+
+def _placed(error: DaeHybridError, point: str) -> DaeHybridError:
+    """The same error with the point of the stencil in its message."""
+    other = copy(error)
+    other.message = f"The stencil of the Hessian contains {point}, where a gradient fails: {error.message}"
+    other.args = (other.message,)
+    return other
+
+
+def _refuse_changes(runs: Batch, labels: Sequence[str], indices: Sequence[int]) -> None:
+    changed = np.flatnonzero(runs.digest != runs.digest[0])
+    if not changed.size:
+        return
+    i = int(changed[0])
+    one, two = (EventSequence.of(trajectory_of(runs.single(k))) for k in (0, i))
+    raise EventError(
+        f"The sequence of events changes within the stencil of the Hessian, between the given parameters and "
+        f"{_point(i, runs, labels, indices)} ({one.difference(two)}). Sequences: {one}; and {two}. Second derivatives "
+        "across the change do not exist.",
+        remedy="Pass a smaller step=, or move the parameters away from the change; dh.scan locates it.",
+    )
