@@ -8,6 +8,7 @@ from pathlib import Path as _Path
 
 import casadi as _casadi
 
+from dae_hybrid.conditions.sequences import EventSequence
 from dae_hybrid.errors import (
     AdapterError,
     AssumptionError,
@@ -44,7 +45,9 @@ from dae_hybrid.interface.gradient_check import GradientCheck, check_gradient
 from dae_hybrid.interface.prepared import Prepared, Run, prepare
 from dae_hybrid.interface.registry import adapter_names, describe_adapters, register_adapter
 from dae_hybrid.method import Method
+from dae_hybrid.optimization.changes import Change
 from dae_hybrid.optimization.hessian import Hessian, hessian
+from dae_hybrid.optimization.scan import Scan, scan
 from dae_hybrid.options import Options
 from dae_hybrid.port.integrator import Capabilities
 from dae_hybrid.port.records import EventRecord
@@ -65,6 +68,7 @@ __all__ = [
     "Batch",
     "BoundError",
     "Capabilities",
+    "Change",
     "ChatteringError",
     "CheckpointError",
     "CompilerWarning",
@@ -78,6 +82,7 @@ __all__ = [
     "EventError",
     "EventRecord",
     "EventSensitivity",
+    "EventSequence",
     "Experiment",
     "Fit",
     "FormulationError",
@@ -101,6 +106,7 @@ __all__ = [
     "ParameterError",
     "Prepared",
     "Run",
+    "Scan",
     "Segment",
     "Solvability",
     "StepLimitError",
@@ -120,6 +126,7 @@ __all__ = [
     "hessian",
     "prepare",
     "register_adapter",
+    "scan",
     "simulate",
     "smooth",
 ]

@@ -85,7 +85,7 @@ class Hessian:
 
     def _rows(self) -> list[list[str]]:
         k = self.error.shape[0] if self.error.ndim == 3 else 0
-        matrices, errors = (own.reshape(-1, *own.shape[-2:]) for own in (self.matrix, self.error))
+        matrices, errors = (own if k else own[None] for own in (self.matrix, self.error))
         rows = [["second derivative by", "", "value", "error"]]
         for c, (matrix, error) in enumerate(zip(matrices, errors, strict=True)):
             name = f"{self.functional}[{c}]" if k else self.functional
