@@ -47,6 +47,8 @@ from dae_hybrid.interface.registry import adapter_names, describe_adapters, regi
 from dae_hybrid.method import Method
 from dae_hybrid.optimization.changes import Change
 from dae_hybrid.optimization.hessian import Hessian, hessian
+from dae_hybrid.optimization.problem import OptimizationProblem
+from dae_hybrid.optimization.result import OptimizationResult
 from dae_hybrid.optimization.scan import Scan, scan
 from dae_hybrid.options import Options
 from dae_hybrid.port.integrator import Capabilities
@@ -101,6 +103,8 @@ __all__ = [
     "ModelError",
     "NonFiniteError",
     "NotKeptError",
+    "OptimizationProblem",
+    "OptimizationResult",
     "OptionError",
     "Options",
     "ParameterError",

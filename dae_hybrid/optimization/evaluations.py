@@ -1,0 +1,139 @@
+"""Evaluations of an optimisation: one run for the objective and all constraints at a point."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from warnings import WarningMessage
+
+import numpy as np
+
+from dae_hybrid.errors import DaeHybridError
+from dae_hybrid.interface.prepared import Prepared
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.optimization.variables import Variables
+
+#: points whose gradients are kept, and evaluations in the history
+CACHED, MAX_HISTORY = 8, 100_000
+#: value at a failed point, in multiples of one plus the largest magnitude of the objective so far
+PENALTY = 1e3
+
+
+@dataclass(eq=False)
+class Evaluation:
+    """One evaluated point of an optimisation.
+
+    Attributes
+    ----------
+    index : int
+        Number of earlier evaluations.
+    x : ndarray, shape (n,)
+        Optimisation variables.
+    parameters : ndarray, shape (n_parameters,)
+        All parameters of the model.
+    values : ndarray, shape (k,)
+        The objective, and the components of all constraints; NaN if the run failed.
+    digest, n_events : int
+        Digest of the sequence of events, see `Run`, and the number of events; 0 if the run failed.
+    error : DaeHybridError or None
+        Why the run failed or a derivative was refused.
+    is_iterate : bool
+        Whether the optimiser accepted the point.
+    warnings : tuple of warnings.WarningMessage
+        Warnings of the run. `OptimizationProblem.minimize` issues those of the start.
+    """
+
+    index: int
+    x: Array
+    parameters: Array
+    values: Array
+    digest: int = 0
+    n_events: int = 0
+    error: DaeHybridError | None = None
+    is_iterate: bool = False
+    warnings: tuple[WarningMessage, ...] = ()
+
+    @property
+    def objective(self) -> float:
+        """Value of the objective."""
+        return float(self.values[0])
+
+    def __repr__(self) -> str:
+        if self.error is not None:
+            return f"<Evaluation {self.index}: {type(self.error).__name__}: {self.error.message}>"
+        return f"<Evaluation {self.index}: objective {self.objective:.9g}, {self.n_events} events>"
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """An evaluation with its gradients by x, (k, n)."""
+
+    evaluation: Evaluation
+    gradients: Array
+
+
+class Evaluator:
+    """Evaluate points, once each, and remember what happened."""
+
+    def __init__(self, run: Prepared, names: tuple[str, ...], variables: Variables) -> None:
+        self._run, self._names, self._variables = run, names, variables
+        self._cache: OrderedDict[bytes, Point] = OrderedDict()
+        self.history: deque[Evaluation] = deque(maxlen=MAX_HISTORY)
+        self.count, self.largest = 0, 0.0
+        self.latest: Point | None = None
+        self.on_evaluation: Callable[[Evaluation], object] | None = None
+
+    def __call__(self, x: Array) -> Point:
+        """Evaluate a point, unless it was one of the last."""
+        key = x.tobytes()
+        found = self._cache.get(key)
+        if found is None:
+            found = self._evaluate(x.copy())
+            self._cache[key] = found
+            while len(self._cache) > CACHED:
+                self._cache.popitem(last=False)
+        return found
+
+    def _evaluate(self, x: Array) -> Point:
+        p = self._variables.parameters(x)
+        try:
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                run = self._run(p)
+        except DaeHybridError as error:
+            if self.latest is None:
+                raise
+            error.trajectory = error.rows = error.__traceback__ = None  # large
+            unknown = np.full_like(self.latest.evaluation.values, np.nan)
+            found = Point(Evaluation(self.count, x, p, unknown, error=error), np.zeros_like(self.latest.gradients))
+        else:
+            values = np.concatenate([np.atleast_1d(run.functionals[name]) for name in self._names])
+            rows = np.vstack([np.atleast_2d(run.gradient[name]) for name in self._names])
+            evaluation = Evaluation(self.count, x, p, values, run.digest, run.n_events)
+            evaluation.warnings = tuple(said)
+            found = self.latest = Point(evaluation, self._variables.by_x(rows, p))
+            self.largest = max(self.largest, abs(evaluation.objective))
+        self.count += 1
+        self.history.append(found.evaluation)
+        if self.on_evaluation is not None:
+            self.on_evaluation(found.evaluation)
+        return found
+
+    def clear(self) -> None:
+        """Forget all evaluations."""
+        self._cache.clear()
+        self.history.clear()
+        self.count, self.largest, self.latest = 0, 0.0, None
+
+    def accept(self, x: Array) -> Evaluation:
+        """Mark a point as an iterate."""
+        evaluation = self(x).evaluation
+        evaluation.is_iterate = True
+        return evaluation
+
+    @property
+    def penalty(self) -> float:
+        """Value of the objective, to be minimised, at a point that failed."""
+        return PENALTY * (1 + self.largest)

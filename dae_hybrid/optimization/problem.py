@@ -1,0 +1,418 @@
+"""Optimisation problems: functionals of a hybrid system for the optimisers of SciPy, and IPOPT."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Unpack
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.optimize import Bounds, NonlinearConstraint, minimize
+
+from dae_hybrid.conditions.sequences import EventSequence
+from dae_hybrid.errors import DaeHybridError, DerivativeWarning, OptionError, ParameterError
+from dae_hybrid.interface.api import RunOptions
+from dae_hybrid.interface.batch import ADJOINT_PARAMETER_RATIO
+from dae_hybrid.interface.prepared import prepare
+from dae_hybrid.interface.prepared_case import Analysis, trajectory_of
+from dae_hybrid.interface.runs import Parameters
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.optimization.evaluations import Evaluation, Evaluator, Point
+from dae_hybrid.optimization.ipopt import Functions, ipopt
+from dae_hybrid.optimization.nearest import nearest_change
+from dae_hybrid.optimization.result import NearestChange, OptimizationResult
+from dae_hybrid.optimization.variables import Bound, Scale, Variables, bound_pair
+from dae_hybrid.options import Options
+from dae_hybrid.progress import Progress
+from dae_hybrid.system.system import HybridSystem
+
+
+class Method(NamedTuple):
+    """Whether a method supports bounds and constraints."""
+
+    bounds: bool
+    constraints: bool
+
+
+#: supported methods: those that use gradients and shorten the step where the objective is large
+METHODS = {
+    "SLSQP": Method(bounds=True, constraints=True),
+    "trust-constr": Method(bounds=True, constraints=True),
+    "L-BFGS-B": Method(bounds=True, constraints=False),
+    "TNC": Method(bounds=True, constraints=False),
+    "BFGS": Method(bounds=False, constraints=False),
+    "CG": Method(bounds=False, constraints=False),
+    "ipopt": Method(bounds=True, constraints=True),
+}
+#: default of IPOPT's `tol` as a share of sqrt(rtol), and its least value: at a gradient of about sqrt(rtol), values differ
+#: by no more than the error of a run, and a line search finds no descent
+IPOPT_SHARE, MIN_IPOPT_TOL = 0.1, 1e-8
+#: limit on the sequences of events kept by name
+MAX_SEQUENCES = 100
+
+
+class OptimizationProblem:
+    """A functional as the objective of an optimisation over parameters, with functionals as constraints.
+
+    One run with exact gradients serves the objective and all constraints at a point.
+
+    Parameters
+    ----------
+    system, t_span, adapter, **options
+        As in `prepare`.
+    objective : str, optional
+        Scalar functional to minimise; optional if the model has only one.
+    constraints : mapping of str to (lower, upper), optional
+        Functionals and their bounds: numbers, arrays by component for a vector, None for no bound; equal numbers for an
+        equation.
+    wrt : str or sequence of str, optional
+        Parameters to optimise; default all.
+    bounds : mapping of str to (lower, upper), optional
+        Bounds of parameters, in the same form.
+    parameters : mapping, labelled array or array, optional
+        Start of the optimised parameters and values of the others, as in `simulate`; default nominal.
+    scale : mapping of str to {"linear", "log"} or float, optional
+        ``"log"``: the optimiser sees the logarithm of the parameter. A number: it sees multiples of this number.
+        Default ``"linear"``: the parameter itself.
+    derivatives : {"auto", "forward", "adjoint"}
+        Analysis. ``"auto"`` selects the adjoint if there are more than four parameters per component of the functionals.
+    maximize : bool
+        Maximise the objective.
+
+    Attributes
+    ----------
+    x0 : ndarray, shape (n,)
+        The start, in terms of the optimisation variables.
+    bounds : scipy.optimize.Bounds
+        Bounds of the optimisation variables.
+    constraints : tuple of scipy.optimize.NonlinearConstraint
+        One for each functional, with exact Jacobians.
+    labels : tuple of str
+        Labels of the parameters, n of them.
+    history : tuple of Evaluation
+        Evaluations since the last start of `minimize`, at most 100,000.
+
+    Notes
+    -----
+    ``problem(x)`` returns value and gradient of the function to minimise, as `scipy.optimize.minimize` takes them with
+    ``jac=True``; the sign is changed if the objective is maximised.
+
+    A point where a run fails or a derivative is refused does not end an optimisation: the objective is then 1000 times
+    one plus its largest magnitude so far, its gradient zero, and the constraints are those of the last valid point.
+    All supported methods of SciPy shorten their step there. (With infinity L-BFGS-B reports convergence at a point that
+    is no optimum, TNC gives up, and NaN ends L-BFGS-B, BFGS, CG and TNC.) IPOPT sees NaN, where it shortens its step.
+    The reason is kept in `history`. Methods that do not use gradients, or that difference them, are refused.
+
+    Examples
+    --------
+    >>> import dae_hybrid as dh
+    >>> from dae_hybrid.problems import em_hysteresis
+    >>> problem = dh.OptimizationProblem(
+    ...     em_hysteresis.system(), (0, 10), "G", wrt=["kb"], bounds={"kb": (5.0, 20.0)}, rtol=1e-8, atol=1e-12
+    ... )
+    >>> found = problem.minimize("L-BFGS-B")
+    >>> found.success, found.parameters["kb"]
+    (True, 5.0)
+    """
+
+    def __init__(
+        self,
+        system: HybridSystem,
+        t_span: Sequence[float],
+        objective: str | None = None,
+        *,
+        constraints: Mapping[str, Bound] | None = None,
+        wrt: str | Sequence[str] | None = None,
+        bounds: Mapping[str, Bound] | None = None,
+        parameters: Parameters = None,
+        scale: Mapping[str, Scale] | None = None,
+        derivatives: Literal["auto", "forward", "adjoint"] = "auto",
+        maximize: bool = False,
+        adapter: str = "sundials",
+        **options: Unpack[RunOptions],
+    ) -> None:
+        self.system, self.t_span, self.objective = system, t_span, system.functional_name(objective)
+        self._sign = -1.0 if maximize else 1.0
+        self._parts, self._limits = _constraints(system, self.objective, constraints)
+        names = (self.objective, *self._parts)
+        self._variables = variables = Variables(system, wrt, system.parameter_vector(parameters), bounds, scale)
+        if not variables.labels:
+            raise ParameterError(f"Model '{system.name}' has no parameters to optimise.")
+        self.labels, self.x0 = variables.labels, variables.x0
+        self.bounds = Bounds(variables.lower, variables.upper)
+        n_components = 1 + self._limits[0].size
+        self.derivatives = _analysis(derivatives, len(self.labels), n_components)
+        self._call: dict[str, Any] = {"adapter": adapter, **options}
+        self._options = Options.of(options)
+        self._prepared = prepare(
+            system, t_span, functional=names, derivatives=self.derivatives, wrt=wrt, **self._call
+        )
+        self._evaluator = Evaluator(self._prepared, names, variables)
+        self._sequences: dict[int, EventSequence] = {}
+        self.constraints = tuple(self._constraint(part) for part in self._parts.values())
+
+    # -- functions of x -----------------------------------------------------------------------------------------
+
+    def __call__(self, x: ArrayLike) -> tuple[float, Array]:
+        """Value and gradient, shape (n,), of the function to minimise.
+
+        Raises
+        ------
+        DaeHybridError
+            The run fails and there is no earlier valid point.
+        """
+        point = self._at(x)
+        if point.evaluation.error is not None:
+            return self._evaluator.penalty, np.zeros(len(self.labels))
+        return self._sign * point.evaluation.objective, self._sign * point.gradients[0]
+
+    def parameters(self, x: ArrayLike) -> dict[str, Any]:
+        """Values of the optimised parameters at x, by name."""
+        return self._variables.named(self._variables.parameters(self._variables.given(x)))
+
+    @property
+    def history(self) -> tuple[Evaluation, ...]:
+        """Evaluations since the last start of `minimize`."""
+        return tuple(self._evaluator.history)
+
+    def _at(self, x: ArrayLike) -> Point:
+        return self._evaluator(self._variables.given(x))
+
+    def _valid(self, x: ArrayLike) -> Point:
+        """The point at x, or the last valid one if that failed."""
+        point, latest = self._at(x), self._evaluator.latest
+        return point if point.evaluation.error is None or latest is None else latest
+
+    def _constraint(self, part: slice) -> NonlinearConstraint:
+        lower, upper = (own[part.start - 1 : part.stop - 1] for own in self._limits)
+        return NonlinearConstraint(
+            lambda x: self._valid(x).evaluation.values[part], lower, upper, jac=lambda x: self._valid(x).gradients[part]
+        )
+
+    # -- optimisation -------------------------------------------------------------------------------------------
+
+    def minimize(
+        self,
+        method: str = "SLSQP",
+        *,
+        x0: ArrayLike | None = None,
+        progress: bool | Callable[[Evaluation], object] = False,
+        **options: Any,
+    ) -> OptimizationResult:
+        """Minimise the objective, or maximise it if the problem says so.
+
+        Parameters
+        ----------
+        method : {"SLSQP", "trust-constr", "L-BFGS-B", "TNC", "BFGS", "CG", "ipopt"}
+            A method of `scipy.optimize.minimize`, or IPOPT, which CasADi contains, with a limited-memory Hessian. The
+            first two and IPOPT support constraints; BFGS and CG do not support bounds.
+        x0 : array, shape (n,), optional
+            Start, default `OptimizationProblem.x0`.
+        progress : bool or callable
+            Called with each `Evaluation`; True shows a line on a terminal.
+        **options
+            Options of the method, such as ``maxiter`` and ``ftol``, or of IPOPT, such as ``max_iter`` and ``tol``, whose
+            default is sqrt(rtol) / 10, at least 1e-8.
+
+        Returns
+        -------
+        OptimizationResult
+
+        Raises
+        ------
+        DaeHybridError
+            The run at the start fails or its derivatives are refused.
+        OptionError
+            The method is unknown or unsuitable.
+
+        Warns
+        -----
+        DerivativeWarning, ConditionWarning
+            The warnings of the run at the start. Those of the others are in `Evaluation.warnings`: at an optimum the
+            gradient vanishes, and none of its digits can be had.
+        DerivativeWarning
+            The final point lies next to a change of the sequence of events at which the objective or a constraint has a
+            kink or a jump: conditions on the gradient mean nothing there.
+        """
+        self._check(method)
+        start = self.x0 if x0 is None else self._variables.given(x0)
+        self._evaluator.clear()
+        with _Reporter(self._evaluator, self.system.name, progress):
+            first = self._evaluator.accept(start)
+            for own in first.warnings:
+                warnings.warn(own.message, own.category, stacklevel=2)
+            x, success, message, iterations, raw = (self._by_ipopt if method == "ipopt" else self._by_scipy)(
+                method, start, options
+            )
+        return self._result(x, success, message, method, iterations, raw)
+
+    def _check(self, method: str) -> None:
+        if method not in METHODS:
+            raise OptionError(
+                f"method {method!r} is not supported: it is unknown, or does not use gradients.",
+                remedy=f"Methods: {', '.join(METHODS)}.",
+            )
+        if self.constraints and not METHODS[method].constraints:
+            legal = ", ".join(name for name, own in METHODS.items() if own.constraints)
+            raise OptionError(f"method {method!r} does not support constraints.", remedy=f"Methods that do: {legal}.")
+        bounded = np.isfinite(self.bounds.lb).any() or np.isfinite(self.bounds.ub).any()
+        if bounded and not METHODS[method].bounds:
+            legal = ", ".join(name for name, own in METHODS.items() if own.bounds)
+            raise OptionError(f"method {method!r} does not support bounds.", remedy=f"Methods that do: {legal}.")
+
+    def _by_scipy(self, method: str, start: Array, options: Mapping[str, Any]) -> tuple[Array, bool, str, int, Any]:
+        def note(x: Array, *_: object) -> None:
+            self._evaluator.accept(np.array(x, dtype=float))
+
+        lower, upper = self.bounds.lb, self.bounds.ub
+        inside = bool(np.all((lower < start) & (start < upper)))  # trust-constr can then stay there
+        more: dict[str, Any] = {"bounds": Bounds(lower, upper, inside)} if METHODS[method].bounds else {}
+        if self.constraints:
+            more["constraints"] = self.constraints
+        given = {name: value for name, value in options.items() if name != "tol"}
+        raw = minimize(
+            self, start, method=method, jac=True, callback=note, tol=options.get("tol"), options=given, **more
+        )
+        return np.array(raw.x, dtype=float), bool(raw.success), str(raw.message), int(raw.nit), raw
+
+    def _by_ipopt(self, _: str, start: Array, options: Mapping[str, Any]) -> tuple[Array, bool, str, int, Any]:
+        signs = np.ones(1 + self._limits[0].size)
+        signs[0] = self._sign
+
+        def values(x: Array) -> Array:
+            return np.asarray(signs * self._evaluator(x).evaluation.values)
+
+        def derivatives(x: Array) -> Array:  # of accepted points only
+            point = self._evaluator(x)
+            if point.evaluation.error is not None:
+                return np.full_like(point.gradients, np.nan)
+            self._evaluator.accept(x)
+            return np.asarray(signs[:, None] * point.gradients)
+
+        bounds = self._variables.lower, self._variables.upper
+        given = {"tol": max(MIN_IPOPT_TOL, IPOPT_SHARE * self._options.rtol**0.5)} | dict(options)
+        found = ipopt(Functions(values, derivatives), start, bounds, self._limits, given)
+        stats = found.stats
+        return found.x, bool(stats["success"]), str(stats["return_status"]), int(stats["iter_count"]), stats
+
+    def _result(
+        self, x: Array, success: bool, message: str, method: str, iterations: int, raw: Any
+    ) -> OptimizationResult:
+        point = self._evaluator(x)
+        final = point.evaluation
+        final.is_iterate = True
+        nearest = None
+        if final.error is None:
+            nearest = self._nearest(final)
+        else:
+            success, message = False, f"The run at the final point failed: {final.error.message}"
+        values = {name: final.values[part] for name, part in self._parts.items()}
+        return OptimizationResult(
+            x=x,
+            parameters=self._variables.named(final.parameters),
+            value=final.objective,
+            gradient=point.gradients[0].copy(),
+            constraints={name: float(own[0]) if own.size == 1 else own.copy() for name, own in values.items()},
+            success=success,
+            message=message,
+            method=method,
+            n_iterations=iterations,
+            n_evaluations=self._evaluator.count,
+            history=self.history,
+            nearest_change=nearest,
+            raw=raw,
+            _sequence=self._sequence,
+        )
+
+    def _nearest(self, final: Evaluation) -> NearestChange | None:
+        """Find the nearest change, and warn if the final point lies next to a kink or jump."""
+        names = (self.objective, *self._parts)
+        found = nearest_change(
+            self.system, self.t_span, names, final, self._evaluator.history, self._variables.indices, self.derivatives,
+            self._call, self._options,
+        )  # fmt: skip
+        if found is not None and found.is_at_optimum and found.change.kind != "smooth":
+            one, two = found.change.sequences
+            what = {
+                "jump": "has a jump", "kink": "has a kink", "unresolved": "may have a kink or a jump"
+            }[found.change.kind]  # fmt: skip
+            warnings.warn(
+                f"The final point lies next to a change of the sequence of events ({one.difference(two)}), at which the "
+                f"objective or a constraint {what}. Conditions on the gradient mean nothing there: look at it with "
+                "dh.scan.",
+                DerivativeWarning,
+                stacklevel=4,
+            )
+        return found
+
+    def _sequence(self, evaluation: Evaluation) -> EventSequence:
+        """The sequence of events of an evaluation, by another run unless it is known."""
+        if evaluation.digest not in self._sequences:
+            if len(self._sequences) >= MAX_SEQUENCES:
+                self._sequences.clear()
+            run = self._prepared(evaluation.parameters)
+            self._sequences[evaluation.digest] = EventSequence.of(trajectory_of(run.single))
+        return self._sequences[evaluation.digest]
+
+    def __repr__(self) -> str:
+        verb = "maximize" if self._sign < 0 else "minimize"
+        given = f", subject to {', '.join(self._parts)}" if self._parts else ""
+        return f"<OptimizationProblem: {verb} '{self.objective}' of '{self.system.name}' by {', '.join(self.labels)}{given}>"
+
+
+class _Reporter:
+    """Reports evaluations while an optimisation runs."""
+
+    def __init__(self, evaluator: Evaluator, title: str, report: object) -> None:
+        if not isinstance(report, bool) and not callable(report):
+            raise OptionError(f"progress must be True, False or a function of an Evaluation, got {report!r}.")
+        self._evaluator = evaluator
+        self._line = Progress(f"optimize {title}") if report is True else None
+        self._report: Any = self._show if self._line is not None else report or None
+
+    def _show(self, evaluation: Evaluation) -> None:
+        if self._line is not None:
+            self._line.stage(f"evaluation {evaluation.index}, objective {evaluation.objective:.6g}")
+
+    def __enter__(self) -> None:
+        if self._line is not None:
+            self._line.__enter__()
+        self._evaluator.on_evaluation = self._report
+
+    def __exit__(self, *given: Any) -> None:
+        self._evaluator.on_evaluation = None
+        if self._line is not None:
+            self._line.__exit__(*given)
+
+
+def _constraints(
+    system: HybridSystem, objective: str, given: Mapping[str, Bound] | None
+) -> tuple[dict[str, slice], tuple[Array, Array]]:
+    """Places of the constraints behind the objective, and their lower and upper limits, (m,)."""
+    layout = system.functionals
+    if layout[objective].stop - layout[objective].start != 1:
+        raise ParameterError(f"The objective '{objective}' is a vector.", remedy="Choose a scalar functional.")
+    if given is not None and not isinstance(given, Mapping):
+        raise OptionError("constraints must be a mapping of functionals to pairs (lower, upper).")
+    parts, limits, end = dict[str, slice](), [(np.zeros(0), np.zeros(0))], 1
+    for name, pair in (given or {}).items():
+        system.functional_name(name)
+        if name == objective:
+            raise ParameterError(f"'{name}' is the objective and cannot be a constraint, too.")
+        size = layout[name].stop - layout[name].start
+        limits.append(bound_pair(f"constraints[{name!r}]", pair, size))
+        parts[name], end = slice(end, end + size), end + size
+    lower, upper = (np.concatenate(own) for own in zip(*limits, strict=True))
+    return parts, (lower, upper)
+
+
+def _analysis(given: str, n_parameters: int, n_components: int) -> Analysis:
+    if given not in ("auto", "forward", "adjoint"):
+        raise OptionError(f"derivatives must be 'auto', 'forward' or 'adjoint', got {given!r}.")
+    if given == "auto":
+        return "adjoint" if n_parameters > ADJOINT_PARAMETER_RATIO * n_components else "forward"
+    return "forward" if given == "forward" else "adjoint"
+
+
+__all__ = ["OptimizationProblem"]

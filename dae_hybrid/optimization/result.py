@@ -1,0 +1,159 @@
+"""Results of an optimisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from dae_hybrid.conditions.sequences import EventSequence
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.optimization.changes import Change
+from dae_hybrid.optimization.evaluations import Evaluation
+from dae_hybrid.tables import align, counted, html, in_short
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceChange:
+    """A change of the sequence of events between two successive iterates.
+
+    Attributes
+    ----------
+    iterates : (int, int)
+        Their numbers, from 0 for the start.
+    before, after : EventSequence
+        Sequences of both.
+    """
+
+    iterates: tuple[int, int]
+    before: EventSequence
+    after: EventSequence
+
+    def __repr__(self) -> str:
+        one, two = self.iterates
+        return f"<SequenceChange between iterates {one} and {two}: {self.before.difference(self.after)}>"
+
+
+@dataclass(frozen=True, eq=False)
+class NearestChange:
+    """The change of the sequence of events that is nearest to the final point among those that were found.
+
+    Attributes
+    ----------
+    change : Change
+        The change along a line on which the final point is at 1, and its distances are relative to the sizes of the
+        parameters.
+    parameters : ndarray, shape (n_parameters,)
+        Parameters at the change.
+    distance : float
+        Largest distance of a parameter from the final point, relative to its size or to its range over the iterates.
+    is_at_optimum : bool
+        Whether the final point lies next to the change, closer than 1e-3.
+    """
+
+    change: Change
+    parameters: Array
+    distance: float
+    is_at_optimum: bool
+
+    def __repr__(self) -> str:
+        return f"<NearestChange at distance {self.distance:.1e}: {self.change.kind}>"
+
+
+@dataclass(frozen=True, eq=False)
+class OptimizationResult:
+    """Result of `OptimizationProblem.minimize`.
+
+    Attributes
+    ----------
+    x : ndarray, shape (n,)
+        Final optimisation variables.
+    parameters : dict of str to float or ndarray
+        Final values of the optimised parameters.
+    value : float
+        Objective at the final point.
+    gradient : ndarray, shape (n,)
+        Its gradient by x.
+    constraints : dict of str to float or ndarray
+        Values of the constraints.
+    success : bool
+        Whether the optimiser reports success and the final point is valid.
+    message, method : str
+        Message and name of the optimiser.
+    n_iterations, n_evaluations : int
+        Number of iterations, and of runs with gradients.
+    history : tuple of Evaluation
+        All evaluations, in order.
+    nearest_change : NearestChange or None
+        The change of the sequence of events nearest to the final point; None if none was found within a tenth.
+    raw : Any
+        Result of SciPy, or statistics of IPOPT.
+    """
+
+    x: Array
+    parameters: Mapping[str, Any]
+    value: float
+    gradient: Array
+    constraints: Mapping[str, Any]
+    success: bool
+    message: str
+    method: str
+    n_iterations: int
+    n_evaluations: int
+    history: tuple[Evaluation, ...]
+    nearest_change: NearestChange | None
+    raw: Any = field(repr=False)
+    _sequence: Callable[[Evaluation], EventSequence] = field(repr=False)
+
+    @property
+    def failures(self) -> tuple[Evaluation, ...]:
+        """Evaluations that failed, with parameters and reason."""
+        return tuple(own for own in self.history if own.error is not None)
+
+    @property
+    def iterates(self) -> tuple[Evaluation, ...]:
+        """The points that the optimiser accepted, from the start on."""
+        return tuple(own for own in self.history if own.is_iterate)
+
+    @cached_property
+    def sequences(self) -> tuple[EventSequence, ...]:
+        """Sequence of events of every iterate; each distinct one takes a run on first access."""
+        return tuple(self._sequence(own) for own in self.iterates)
+
+    @cached_property
+    def sequence_changes(self) -> tuple[SequenceChange, ...]:
+        """Changes of the sequence of events between iterates."""
+        digests = np.array([own.digest for own in self.iterates], dtype=np.int64)
+        places = np.flatnonzero(np.diff(digests) != 0).tolist()
+        own = self.iterates
+        return tuple(SequenceChange((i, i + 1), self._sequence(own[i]), self._sequence(own[i + 1])) for i in places)
+
+    def _rows(self) -> list[list[str]]:
+        rows = [["", "value"], ["objective", f"{self.value:.9g}"]]
+        rows += [[f"constraint {name}", in_short(value)] for name, value in self.constraints.items()]
+        rows += [[name, in_short(value)] for name, value in self.parameters.items()]
+        rows.append(["iterations", str(self.n_iterations)])
+        warned = sum(bool(own.warnings) for own in self.history)
+        rows.append(["evaluations", f"{self.n_evaluations}, {len(self.failures)} failed, {warned} with warnings"])
+        rows.append(["changes of the sequence of events", str(len(self.sequence_changes))])
+        nearest = "none found nearby"
+        if self.nearest_change is not None:
+            nearest = f"{self.nearest_change.change.kind} at distance {self.nearest_change.distance:.1e}"
+        rows.append(["nearest change", nearest])
+        return rows
+
+    def __repr__(self) -> str:
+        state = "success" if self.success else "no success"
+        return (
+            f"<OptimizationResult by {self.method}: {state}, objective {self.value:.9g} after "
+            f"{counted(self.n_evaluations, 'evaluation')}>"
+        )
+
+    def _repr_html_(self) -> str:
+        return html(repr(self), self._rows())
+
+    def __str__(self) -> str:
+        return "\n".join([repr(self), self.message, *align(self._rows())])
