@@ -14,15 +14,14 @@ from dae_hybrid.errors import DaeHybridError, OptionError
 from dae_hybrid.fitting.misfit import Evaluation, Misfit
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.optimization.evaluations import failure_penalty
 
 #: methods of `scipy.optimize.least_squares`, which take a Jacobian
 LEAST_SQUARES = ("trf", "dogbox")
 #: methods of `scipy.optimize.minimize` with a gradient and bounds
-SCALAR = ("L-BFGS-B", "SLSQP", "trust-constr")
+SCALAR = ("L-BFGS-B", "SLSQP")
 #: default tolerances of least squares and of scalar methods: the estimates then are about as accurate as the runs
 FIT_TOLERANCE, SCALAR_TOLERANCE = 1e-11, 1e-9
-#: height of the wall around points without a value, in terms of the cost, and its slope for a unit step
-WALL = 10.0
 #: analysis that gives the derivatives; None for methods without any
 Derivatives = Literal["forward", "adjoint"] | None
 
@@ -93,6 +92,7 @@ class Track:
     number: int
     report: Callable[[FitProgress], object] | None
     best: Evaluation | None = None
+    largest: float = 0.0
     count: int = 0
     failures: list[tuple[Array, DaeHybridError]] = field(default_factory=list)
     _last: tuple[bytes, Evaluation] | None = None
@@ -108,8 +108,10 @@ class Track:
         self._last, self.count = (key, found), self.count + 1
         if found.error is not None:
             self.failures.append((q, found.error))
-        elif self.best is None or found.cost < self.best.cost:
-            self.best = found
+        else:
+            self.largest = max(self.largest, found.cost)
+            if self.best is None or found.cost < self.best.cost:
+                self.best = found
         self._tell(found)
         return found
 
@@ -132,32 +134,23 @@ class Track:
         """Derivative of the residuals by s."""
         found = self.at(s)
         if found.jacobian is None:
-            height, slope = self._wall(s)
-            return np.tile(slope / np.sqrt(2 * height * self.misfit.size), (self.misfit.size, 1))
+            return np.zeros((self.misfit.size, s.size))
         return found.jacobian * self.misfit.free.slope(found.q)
 
     def cost(self, s: Array) -> tuple[float, Array]:
-        """Cost and its derivative by s; at failures those of a wall that rises from the best point."""
+        """Cost and its derivative by s; a large cost without a slope at failures."""
         found = self.at(s)
         if found.error is not None:
-            return self._wall(s)
+            return failure_penalty(self.largest), np.zeros(s.size)
         slope = np.zeros(0) if found.gradient is None else found.gradient * self.misfit.free.slope(found.q)
         return found.cost, slope
 
-    def residuals_or_wall(self, s: Array) -> Array:
-        """Residuals; at failures equal ones with the cost of the wall."""
+    def penalised(self, s: Array) -> Array:
+        """Residuals; equal ones with a large cost at failures."""
         found = self.at(s)
         if found.error is None:
             return found.residuals
-        return np.full(self.misfit.size, np.sqrt(2 * self._wall(s)[0] / self.misfit.size))
-
-    def _wall(self, s: Array) -> tuple[float, Array]:
-        """A cost that rises from the best point like a cone on a step, and its slope."""
-        assert self.best is not None
-        height = WALL * (1.0 + abs(self.best.cost))
-        away = s - self.misfit.free.scaled(self.best.q)
-        distance = float(np.linalg.norm(away)) or 1.0
-        return self.best.cost + height * (1.0 + distance), height * away / distance
+        return np.full(self.misfit.size, np.sqrt(2 * failure_penalty(self.largest) / self.misfit.size))
 
 
 def search(
@@ -242,7 +235,7 @@ def _by_optimagic(track: Track, s: Array, optimizer: str, options: Mapping[str, 
     if info.solver_type.name == "LEAST_SQUARES":
         if track.misfit.loss != "linear":
             raise OptionError(f"Algorithm {optimizer!r} takes plain least squares, not loss={track.misfit.loss!r}.")
-        fun, jac = om.mark.least_squares(track.residuals_or_wall), om.mark.least_squares(track.jacobian)
+        fun, jac = om.mark.least_squares(track.penalised), om.mark.least_squares(track.jacobian)
     else:
         fun, jac = om.mark.scalar(lambda s: track.cost(s)[0]), lambda s: track.cost(s)[1]
     found = om.minimize(

@@ -17,8 +17,16 @@ from dae_hybrid.optimization.variables import Variables
 
 #: points whose gradients are kept, and evaluations in the history
 CACHED, MAX_HISTORY = 8, 100_000
-#: value at a failed point, in multiples of one plus the largest magnitude of the objective so far
+#: factor of `failure_penalty`
 PENALTY = 1e3
+
+
+def failure_penalty(largest: float) -> float:
+    """Value for an optimiser at a point that failed, from the largest magnitude of the objective so far.
+
+    With a zero gradient, the methods of SciPy shorten their step there.
+    """
+    return PENALTY * (1 + largest)
 
 
 @dataclass(eq=False)
@@ -136,4 +144,4 @@ class Evaluator:
     @property
     def penalty(self) -> float:
         """Value of the objective, to be minimised, at a point that failed."""
-        return PENALTY * (1 + self.largest)
+        return failure_penalty(self.largest)

@@ -241,7 +241,7 @@ def test_exact_data_give_the_parameters_back_in_every_scale(k, c, scale) -> None
 
 @pytest.mark.parametrize(
     ("optimizer", "derivatives"),
-    [("dogbox", None), ("L-BFGS-B", "forward"), ("L-BFGS-B", "adjoint"), ("SLSQP", None), ("trust-constr", None),
+    [("dogbox", None), ("L-BFGS-B", "forward"), ("L-BFGS-B", "adjoint"), ("SLSQP", None),
      ("scipy_ls_dogbox", None), ("scipy_lbfgsb", None), ("scipy_lbfgsb", "forward"), ("pounders", None)],
 )  # fmt: skip
 def test_optimizers_agree(built, optimizer, derivatives) -> None:
@@ -328,7 +328,7 @@ def test_the_robust_covariance_is_that_of_repeated_fits(built) -> None:
 # -- points without values --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", [None, "dogbox", "L-BFGS-B", "SLSQP", "trust-constr"])
+@pytest.mark.parametrize("optimizer", [None, "dogbox", "L-BFGS-B", "SLSQP"])
 @pytest.mark.parametrize("derivatives", [None, "adjoint"])
 def test_failing_runs_shorten_the_step(optimizer, derivatives) -> None:
     if derivatives == "adjoint" and optimizer in (None, "dogbox"):
