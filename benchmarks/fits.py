@@ -22,7 +22,7 @@ from scipy.optimize import least_squares
 import dae_hybrid as dh
 from dae_hybrid.fitting.misfit import Misfit
 from dae_hybrid.fitting.search import FIT_TOLERANCE, Search, latin_hypercube, search
-from dae_hybrid.problems import em_hysteresis, theophylline
+from dae_hybrid.problems import cyclic_steel, em_hysteresis, infusions, theophylline
 from dae_hybrid.report.plotting import save
 from dae_hybrid.tables import align, markdown
 
@@ -192,6 +192,39 @@ def published(page: Path | None) -> None:
     errors = " ".join(f"{error:.4f}" for error in fit.standard_errors)
     rows.append(["pooled", *pairs, errors, f"{np.sqrt(fit.variance):.3f}"])
     show(rows, page, "theophylline")
+    _infusions(page)
+    _steel(page)
+
+
+def _infusions(page: Path | None) -> None:
+    """Least squares, and maximum likelihood, as published."""
+    rows = [["study", "criterion", "Vc", "Vt", "Cl", "Cld"]]
+    for study, case in infusions.STUDIES.items():
+        system, measured, names = infusions.system(study), infusions.data(study), list(case.start)
+        test = dh.Experiment({"conc": measured["conc"]}, measured["time"], t_span=(0, case.end))
+        squares = dh.fit(system, test, names, scale="log", rtol=1e-9, atol=1e-11)
+        scale: Any = dict.fromkeys([*names, *case.error], "log")
+        problem = dh.OptimizationProblem(system, (0, case.end), "deviance", scale=scale, rtol=1e-9, atol=1e-11)
+        likely = problem.minimize("L-BFGS-B", ftol=1e-15, gtol=1e-9).parameters
+        for criterion, found in (("least squares", squares.parameters), ("likelihood", likely)):
+            rows.append([study if criterion == "least squares" else "", criterion, *(f"{found[n]:.5f}" for n in names)])
+        rows.append(["", "printed", *(infusions.published[study][n] for n in names)])
+    show(rows, page, "infusions")
+
+
+def _steel(page: Path | None) -> None:
+    """Voce and Chaboche, and the updated law."""
+    rows = [["law", "estimates", *cyclic_steel.START, "objective"]]
+    measured = cyclic_steel.samples()
+    test = dh.Experiment({"stress": measured["stress"]}, measured["path"], weights={"stress": measured["weight"]})
+    for law, updated in (("original", False), ("updated", True)):
+        names, printed = cyclic_steel.names(updated=updated), cyclic_steel.published[law]
+        fit = dh.fit(cyclic_steel.system(updated=updated), test, list(names), scale="log", rtol=1e-9, atol=1e-12)
+        by_law = cyclic_steel.objective(np.array([float(printed[name]) for name in names]))
+        blank = [""] * (len(cyclic_steel.START) - len(names))
+        rows.append([law, "fit", *(f"{fit.parameters[name]:.6g}" for name in names), *blank, f"{fit.chi2:.3f}"])
+        rows.append(["", "printed", *(f"{float(printed[n]):.6g}" for n in names), *blank, f"{by_law:.3f}"])
+    show(rows, page, "steel")
 
 
 def pictures() -> None:

@@ -96,7 +96,8 @@ def fit(
     f_scale : float
         Residual from which a loss treats values as outliers.
     optimizer : str, optional
-        ``"trf"`` (default) or ``"dogbox"`` of `scipy.optimize.least_squares`; ``"L-BFGS-B"`` or ``"SLSQP"`` of `scipy.optimize.minimize`; or the name of an algorithm of optimagic (extra ``[fit]``).
+        ``"trf"`` (default) or ``"dogbox"`` of `scipy.optimize.least_squares`; ``"L-BFGS-B"`` or ``"SLSQP"`` of
+        `scipy.optimize.minimize`; or the name of an algorithm of optimagic (extra ``[fit]``).
     derivatives : {"forward", "adjoint"}, optional
         Analysis: forward gives the Jacobian, at the cost of one linear system per free parameter; the adjoint gives the
         gradient at a cost that does not grow with their number, for optimizers of `minimize`. By default forward with
