@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from dae_hybrid.codegen.compiler import cores
 from dae_hybrid.errors import OptionError, ParameterError
 from dae_hybrid.fitting.experiment import Experiment
-from dae_hybrid.fitting.free_parameters import Bounds, Owner, Priors, Scale, free_parameters
+from dae_hybrid.fitting.free_parameters import Owner, Priors, free_parameters
 from dae_hybrid.fitting.losses import LOSSES, LossName
 from dae_hybrid.fitting.misfit import RUN_ERRORS, Misfit, Penalty
 from dae_hybrid.fitting.prediction import Prediction
@@ -31,6 +31,7 @@ from dae_hybrid.fitting.search import (
 )
 from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.numeric_input import shown
+from dae_hybrid.optimization.scaling import Bound, Scale
 from dae_hybrid.options import Options
 from dae_hybrid.progress import Progress
 from dae_hybrid.system.system import HybridSystem, check_built
@@ -45,7 +46,7 @@ def fit(
     free: str | Sequence[str] | Mapping[str, ArrayLike],
     *,
     local: str | Sequence[str] = (),
-    bounds: Bounds | None = None,
+    bounds: Mapping[str, Bound] | None = None,
     scale: Scale | Mapping[str, Scale] = "linear",
     priors: Priors | None = None,
     penalty: Penalty | None = None,
@@ -80,9 +81,9 @@ def fit(
         Free parameters with a value of its own for every experiment.
     bounds : mapping of str to (lower, upper), optional
         Bounds; None or infinity leaves a side open.
-    scale : {"linear", "log", "logit"}, or mapping of str to these
+    scale : {"linear", "log", "logit"}, float, or mapping of str to these
         Scale in which steps are taken and intervals are symmetric. ``"log"`` keeps a parameter positive, ``"logit"``
-        between its bounds.
+        between its bounds. A number is the unit of a linear scale.
     priors : mapping of str to (mean, sd), optional
         Normal priors in the scale of the parameter: with ``"log"``, `mean` is the median and `sd` the standard
         deviation of the logarithm. They need ``sigma`` in the experiments, against which they are weighed.

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from scipy.optimize import Bounds, NonlinearConstraint, minimize
 
 from dae_hybrid.conditions.sequences import EventSequence
-from dae_hybrid.errors import DaeHybridError, DerivativeWarning, OptionError, ParameterError
+from dae_hybrid.errors import DerivativeWarning, OptionError, ParameterError
 from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.interface.batch import ADJOINT_PARAMETER_RATIO
 from dae_hybrid.interface.prepared import prepare
@@ -22,7 +22,8 @@ from dae_hybrid.optimization.evaluations import Evaluation, Evaluator, Point
 from dae_hybrid.optimization.ipopt import Functions, ipopt
 from dae_hybrid.optimization.nearest import nearest_change
 from dae_hybrid.optimization.result import NearestChange, OptimizationResult
-from dae_hybrid.optimization.variables import Bound, Scale, Variables, bound_pair
+from dae_hybrid.optimization.scaling import Bound, Scale, bound_pair
+from dae_hybrid.optimization.variables import Variables
 from dae_hybrid.options import Options
 from dae_hybrid.progress import Progress
 from dae_hybrid.system.system import HybridSystem
@@ -72,9 +73,9 @@ class OptimizationProblem:
         Bounds of parameters, in the same form.
     parameters : mapping, labelled array or array, optional
         Start of the optimised parameters and values of the others, as in `simulate`; default nominal.
-    scale : mapping of str to {"linear", "log"} or float, optional
-        ``"log"``: the optimiser sees the logarithm of the parameter. A number: it sees multiples of this number.
-        Default ``"linear"``: the parameter itself.
+    scale : {"linear", "log", "logit"}, float, or mapping of str to these, optional
+        ``"log"``: the optimiser sees the logarithm of the parameter; ``"logit"``: that of its distances from the two
+        bounds. A number: it sees multiples of this number. Default ``"linear"``: the parameter itself.
     derivatives : {"auto", "forward", "adjoint"}
         Analysis. ``"auto"`` selects the adjoint if there are more than four parameters per component of the functionals.
     maximize : bool
@@ -126,7 +127,7 @@ class OptimizationProblem:
         wrt: str | Sequence[str] | None = None,
         bounds: Mapping[str, Bound] | None = None,
         parameters: Parameters = None,
-        scale: Mapping[str, Scale] | None = None,
+        scale: Scale | Mapping[str, Scale] | None = None,
         derivatives: Literal["auto", "forward", "adjoint"] = "auto",
         maximize: bool = False,
         adapter: str = "sundials",
