@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import casadi as ca
 import numpy as np
-from scipy.optimize import minimize
 
 import dae_hybrid as dh
 
@@ -19,7 +18,7 @@ UNSEEN = {"x0": 0.4, "drive": 8.0}
 OPTIONS = {"rtol": 1e-6, "atol": 1e-8}
 
 
-def mass(friction, more=None, data=None) -> dh.HybridModel:
+def mass(friction, more=None) -> dh.HybridModel:
     """A mass on a spring with a wall at x = -0.5; `friction` is a function of the velocity."""
     m = dh.HybridModel("mass")
     x0, drive, e = m.parameter("x0", 1.0), m.parameter("drive", 6.0), m.parameter("e", 0.8)
@@ -28,10 +27,6 @@ def mass(friction, more=None, data=None) -> dh.HybridModel:
     free = m.mode("free", ode={x: v, v: -9 * x + drive * ca.cos(2 * m.time) - friction(v, **given)})
     m.transition(free, free, guard=x + 0.5, direction="falling", reset={v: -e * v})
     m.initial(free, {x: x0, v: 0.0})
-    if data is not None:
-        m.functional(
-            "misfit", at_times={t: ((x - d) / NOISE) ** 2 / len(TIMES) for t, d in zip(TIMES, data, strict=True)}
-        )
     return m
 
 
@@ -62,23 +57,19 @@ def main(iterations: int = 80) -> dict[str, float]:
     seen = dh.simulate(truth, SPAN, t_eval=TIMES, **OPTIONS)
     data = seen["x"] + NOISE * np.random.default_rng(0).normal(size=len(TIMES))
 
-    system = mass(graph, weights, data).build()
+    system = mass(graph, weights).build()
     learnt = ["inner", "b", "middle", "c", "outer"]
-    first = np.concatenate([system.nominal[system.parameters[name]] for name in learnt])
-    places = np.cumsum([system.parameters[name].stop - system.parameters[name].start for name in learnt])[:-1]
-    run = dh.prepare(system, SPAN, derivatives="adjoint", functional="misfit", wrt=learnt, t_eval=TIMES[-1:], **OPTIONS)
-
-    def loss(theta):
-        found = run(dict(zip(learnt, np.split(theta, places), strict=True)))
-        return found.functionals["misfit"] + DECAY * theta @ theta, found.gradient["misfit"] + 2 * DECAY * theta
-
-    best = minimize(loss, first, jac=True, method="L-BFGS-B", options={"maxiter": iterations})
-    chosen = dict(zip(learnt, np.split(best.x, places), strict=True))
+    fit = dh.fit(
+        system, dh.Experiment({"x": data}, TIMES, sigma=NOISE), learnt,
+        penalty=lambda q: [np.sqrt(2 * DECAY * len(TIMES)) * weight for weight in q.values()],
+        optimizer_options={"maxiter": iterations}, **OPTIONS,
+    )  # fmt: skip
+    chosen = fit.parameters
 
     unseen = dh.simulate(truth, SPAN, parameters=UNSEEN, t_eval=TIMES, **OPTIONS)
     found = {
-        "weights": float(first.size),
-        "calls": float(best.nfev),
+        "weights": float(len(fit.labels)),
+        "calls": float(fit.evaluations),
         "impacts seen": float(len(seen.events)),
         "impacts unseen": float(len(unseen.events)),
     }

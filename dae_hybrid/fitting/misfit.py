@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import casadi as ca
 import numpy as np
+from scipy import sparse
 
 from dae_hybrid.errors import (
     ConsistencyError,
@@ -110,15 +111,17 @@ class Misfit:
 
     def values(self, q: Array) -> Evaluation:
         """Residuals without derivatives."""
-        return self._guarded(q, lambda: self._evaluation(q, np.concatenate(self._each(lambda p, _: p.values(q)))))
+        return self._guarded(q, lambda: self._evaluation(q)[0])
 
     def linearised(self, q: Array) -> Evaluation:
         """Residuals with their Jacobian, by forward analysis."""
 
         def evaluate() -> Evaluation:
-            found = self._each(lambda p, _: p.derivatives(q))
-            jacobian = np.concatenate([by_q for _, by_q in found]) / self.sigma[:, None]
-            return self._evaluation(q, np.concatenate([values for values, _ in found]), jacobian)
+            pairs = self._each(lambda p, _: p.derivatives(q))
+            found, by_q = self._evaluation(q, np.concatenate([values for values, _ in pairs]))
+            jacobian = np.concatenate((*(own for _, own in pairs), by_q.toarray()))
+            jacobian[: self.n_data] /= self.sigma[:, None]
+            return replace(found, jacobian=jacobian, gradient=self.slopes(found.residuals) @ jacobian)
 
         return self._guarded(q, evaluate)
 
@@ -126,12 +129,11 @@ class Misfit:
         """Residuals with the gradient of the cost, by adjoint analysis."""
 
         def evaluate() -> Evaluation:
-            found = self._evaluation(q, np.concatenate(self._each(lambda p, _: p.values(q))))
+            found, by_q = self._evaluation(q)
             slopes = self.slopes(found.residuals)
             seeds = slopes[: self.n_data] / self.sigma
-            gradient = slopes[self.n_data :] @ self._further(q)[1]
-            gradient = gradient + sum(self._each(lambda p, i: p.pullback(q, self.part(seeds, i))))
-            return Evaluation(q, found.cost, found.residuals, gradient=gradient)
+            parts = self._each(lambda p, i: p.pullback(q, self.part(seeds, i)))
+            return replace(found, gradient=slopes[self.n_data :] @ by_q + sum(parts))
 
         return self._guarded(q, evaluate)
 
@@ -159,24 +161,23 @@ class Misfit:
         reason = NonFiniteError("A residual or its derivative is not finite.")
         return Evaluation(q, np.nan, blank, error=reason)
 
-    def _evaluation(self, q: Array, values: Array, jacobian: Array | None = None) -> Evaluation:
+    def _evaluation(self, q: Array, values: Array | None = None) -> tuple[Evaluation, sparse.csr_array]:
+        """Residuals from predicted values, and the derivatives of those of priors and penalties."""
+        values = np.concatenate(self._each(lambda p, _: p.values(q))) if values is None else values
         further, by_q = self._further(q)
         residuals = np.concatenate(((values - self.targets) / self.sigma, further))
-        if jacobian is None:
-            return Evaluation(q, self.cost(residuals), residuals)
-        jacobian = np.concatenate((jacobian, by_q))
-        return Evaluation(q, self.cost(residuals), residuals, jacobian, self.slopes(residuals) @ jacobian)
+        return Evaluation(q, self.cost(residuals), residuals), by_q
 
-    def _further(self, q: Array) -> tuple[Array, Array]:
+    def _further(self, q: Array) -> tuple[Array, sparse.csr_array]:
         """Residuals of priors and penalties, and their derivatives by q."""
         free, chosen = self.free, self._prior
         priors = ((free.scaled(q) - free.prior_mean) / free.prior_sd)[chosen]
-        slopes = np.zeros((len(chosen), free.size))
-        slopes[np.arange(len(chosen)), chosen] = 1 / (free.slope(q) * free.prior_sd)[chosen]
+        entries = 1 / (free.slope(q) * free.prior_sd)[chosen]
+        slopes = sparse.csr_array((entries, (range(len(chosen)), chosen)), shape=(len(chosen), free.size))
         if self._rows is None:
             return priors, slopes
-        rows, by_q = (np.asarray(v) for v in self._rows(q))
-        return np.concatenate((priors, rows[:, 0])), np.concatenate((slopes, by_q))
+        rows, by_q = self._rows(q)
+        return np.concatenate((priors, rows.full()[:, 0])), sparse.vstack((slopes, by_q.sparse()), format="csr")
 
 
 def _compiled(penalty: Penalty, labels: Sequence[str]) -> ca.Function:
@@ -186,7 +187,7 @@ def _compiled(penalty: Penalty, labels: Sequence[str]) -> ca.Function:
         rows = penalty(dict(zip(labels, symbols, strict=True)))
         rows = ca.vertcat(*rows) if isinstance(rows, list | tuple) else ca.vec(ca.SX(rows))
         q = ca.vertcat(*symbols)
-        return ca.Function("penalty", [q], [ca.densify(rows), ca.densify(ca.jacobian(rows, q))])
+        return ca.Function("penalty", [q], [ca.densify(rows), ca.jacobian(rows, q)])
     except Exception as reason:
         raise OptionError(
             f"penalty must return CasADi expressions of the parameters by label ({', '.join(labels)}): "
