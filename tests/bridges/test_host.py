@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -188,3 +190,18 @@ def test_invalid_inputs() -> None:
         by_name({"e": np.ones(1)}, {"e": 1, "g": 1})
     with pytest.raises(dh.ParameterError, match="a number"):
         by_name({"e": np.ones(2)}, {"e": 1})
+
+
+@pytest.mark.parametrize("name", ["jax", "torch"])
+def test_a_missing_framework_is_named_with_the_command_that_installs_it(name: str) -> None:
+    code = f"""if True:
+        import sys
+        import dae_hybrid.bridges.host
+        sys.modules["{name}"] = None
+        try:
+            import dae_hybrid.bridges.{name}
+        except ImportError as error:
+            print(error)
+        """
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert f'pip install "dae-hybrid[{name}]"' in found.stdout

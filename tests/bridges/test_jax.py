@@ -167,19 +167,6 @@ def test_jax_without_double_precision_is_refused() -> None:
     assert "jax_enable_x64" in found.stdout
 
 
-def test_without_jax() -> None:
-    code = """if True:
-        import sys
-        sys.modules["jax"] = None
-        try:
-            import dae_hybrid.bridges.jax
-        except ImportError as error:
-            print(error)
-        """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert 'pip install "dae-hybrid[jax]"' in found.stdout
-
-
 def test_a_neural_force_is_learnt_with_a_coefficient_of_restitution() -> None:
     example = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "train_neural_ode.py"))
     found = example["main"](steps=40)

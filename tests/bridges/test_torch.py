@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -140,16 +138,3 @@ def test_the_example_of_the_page() -> None:
     exec(block, names)
     assert names["values"].shape == (2, 3, 2)
     assert torch.isfinite(names["stiffness"].grad).all()
-
-
-def test_without_torch() -> None:
-    code = """if True:
-        import sys
-        sys.modules["torch"] = None
-        try:
-            import dae_hybrid.bridges.torch
-        except ImportError as error:
-            print(error)
-        """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert 'pip install "dae-hybrid[torch]"' in found.stdout
