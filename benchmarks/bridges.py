@@ -1,15 +1,16 @@
 """Loss and gradient of a neural differential equation by the bridge to JAX, beside diffrax.
 
-    python benchmarks/bridges.py [--seconds 10] [--write]
+    pip install -r benchmarks/requirements/diffrax.txt
+    python benchmarks/bridges.py [--seconds 6] [--write]
 
 A mini-batch of 32 trajectories of x'' = network(x, x'), without events, measured at 20 times: the mean squared error,
 and its gradient by all weights. Both libraries are called by the same `jax.value_and_grad` of the same loss within
 `jax.jit` and `jax.vmap`, with the same weights, data and tolerances, in float64 on the CPU. The method is the pair of
 Dormand and Prince of order 5 in diffrax, with its default adjoint (the steps are differentiated, with checkpoints), and
 the default method here. The reference is the gradient by diffrax with Dormand and Prince's pair of order 8 at rtol
-1e-13; at the tightest tolerance both libraries agree with it. Times are wall times, the least of several repeats that
-alternate, and CPU times of the same repeats. ``--write`` puts the table into docs/bridges.md, and the picture of
-examples/train_neural_ode.py into docs/images. Needs jax and diffrax.
+1e-13; at the tightest tolerance both libraries agree with it. Times are the least wall time and the least CPU time of
+repeats that alternate. ``--write`` puts the table into docs/bridges.md, and the picture of
+examples/train_neural_ode.py into docs/images.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def rows_of(width: int, seconds: float) -> list[list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="length of each measurement")
+    parser.add_argument("--seconds", type=float, default=6.0, help="length of each measurement")
     parser.add_argument("--write", action="store_true", help="write the table and the picture into docs")
     given = parser.parse_args()
     heading = ["library", "weights", "rtol", "error of gradient", "wall, ms", "CPU, ms", "first call, s"]

@@ -179,11 +179,13 @@ def test_peers_say_what_they_need(bench):
 
 
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
+#: scripts that import a package which is no part of the extra [test]
+PACKAGES = {"battery": "pybamm", "pybamm_model": "pybamm", "bridges": "diffrax"}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_script_can_be_imported(script: str) -> None:
-    if script in ("battery", "pybamm_model"):
-        pytest.importorskip("pybamm")
+    if script in PACKAGES:
+        pytest.importorskip(PACKAGES[script])
     code = f"import runpy; runpy.run_path({str(FOLDER / script) + '.py'!r}, run_name='imported')"
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(FOLDER)}, timeout=120)
