@@ -27,10 +27,11 @@ import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measuring import show
+from measuring import put
 
 import dae_hybrid as dh
 from dae_hybrid.bridges.jax import reverse_mode
+from dae_hybrid.tables import markdown
 
 jax.config.update("jax_enable_x64", True)
 ROOT = Path(__file__).resolve().parent.parent
@@ -157,8 +158,8 @@ def main() -> None:
     given = parser.parse_args()
     heading = ["library", "weights", "rtol", "error of gradient", "wall, ms", "CPU, ms", "first call, s"]
     rows = [row for width in (16, 64) for row in rows_of(width, given.seconds)]
-    show([heading, *rows], ROOT / "docs" / "bridges.md" if given.write else None, "bridges")
     if given.write:
+        put(ROOT / "docs" / "bridges.md", {"bridges": markdown([heading, *rows])})
         example = runpy.run_path(str(ROOT / "examples" / "train_neural_ode.py"))
         example["main"](picture=str(ROOT / "docs" / "images" / "train_neural_ode.png"))
 
