@@ -42,7 +42,7 @@ class SundialsCrew:
         self._absolute = fleet.request.options.absolute(graph.equations[0].functionals)
         self._chosen = [
             np.array(v, dtype=np.int64)
-            for v in (fleet.integrated, fleet.wrt, [c for own in fleet.components for c in own])
+            for v in (fleet.integrated, fleet.wrt, [c for own in fleet.components for c in own], fleet.sides)
         ]
         self._aims: tuple[Array, Outcomes] | None = None
         self._alarms = (STRUCTS["alarms"] * len(graph.equations))()
@@ -71,7 +71,7 @@ class SundialsCrew:
         self._returning = (Returning * max(len(modes), 1))(
             *(Returning(ctypes.addressof(back.struct), ctypes.addressof(own)) for back, own in pairs)
         )
-        integrated, wrt, components = (own.ctypes.data for own in self._chosen)
+        integrated, wrt, components, sides = (own.ctypes.data for own in self._chosen)
         widest, n_t = max(graph.sizes), 0 if request.t_eval is None else request.t_eval.size
         counts = 2 * len(graph.directions), len(graph.sizes)
         self._work = np.zeros(d), np.zeros(d), *(np.zeros(count, np.int64) for count in counts), np.zeros(widest)
@@ -80,7 +80,8 @@ class SundialsCrew:
         self.struct = Batch(
             run=ctypes.addressof(runner.struct), back=ctypes.addressof(self._returning), n_back=len(modes),
             **{name: array.ctypes.data for name, array in work},
-            integrated=integrated, wrt=wrt, components=components, absolute=self._absolute.ctypes.data,
+            integrated=integrated, wrt=wrt, components=components, sides=sides, n_sides=len(fleet.sides),
+            absolute=self._absolute.ctypes.data,
             n_wrt=len(fleet.wrt), n_components=self._chosen[2].size, n_given=fleet.n_given, n_t=n_t, widest=widest,
             fewest_steps=fewest_steps(DIGITS_LOST / request.options.rtol), differentiates=request.certify,
             certify=fleet.certify,

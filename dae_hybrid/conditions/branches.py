@@ -181,7 +181,7 @@ def branch_sides(trajectory: Trajectory) -> list[bool]:
     """Sides of the relations of a run that are not events, in the order of their evaluation."""
     from dae_hybrid.trajectory.trajectory import Segment  # avoids a circular import
 
-    table, system, p, found = trajectory.system.branches, trajectory.system, trajectory.parameters, list[bool]()
+    table, p, found = trajectory.system.branches, trajectory.parameters, list[bool]()
     if not table:
         return found
 

@@ -1,7 +1,7 @@
 """The sequence of events of a run: its transitions and measurements in order.
 
-Values and derivatives of a run depend smoothly on parameters as long as the sequence stays the same. Where it changes, a
-functional may have a kink or a jump. An event is coded as twice the index of its transition, plus one if its guard
+Values and derivatives of a run depend smoothly on parameters as long as the sequence stays the same. Where it changes,
+a functional may have a kink or a jump. An event is coded as twice the index of its transition, plus one if its guard
 rises; a measurement as -1. Knots of signals are left out. The sides of relations that are not events follow.
 """
 
@@ -21,8 +21,6 @@ from dae_hybrid.system.packing import PortableResult
 from dae_hybrid.tables import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from dae_hybrid.system.system import HybridSystem
     from dae_hybrid.trajectory.trajectory import Trajectory
 
@@ -38,30 +36,29 @@ MAX_CODES = 10_000
 MAX_GROUPS = 4
 
 
-def codes_of(trajectory: Trajectory, *, sides: bool = True) -> Codes:
-    """Codes of the events of a run that has them, (n,).
+def codes_of(trajectory: Trajectory, *, branches: bool = True) -> Codes:
+    """Codes of a run that has its events, (n,).
 
-    With `sides`, relations of the equations are coded by their sides at the start, before the events, and relations
-    elsewhere by their sides where they are evaluated, after the events.
+    The sides at the start of the relations of equations come first. With `branches`, those of relations that are not
+    events come last.
     """
-    pieces, ends = [_sides(trajectory)] if sides else [], (trajectory.t_span[0], trajectory.final[0])
+    at_start = trajectory.start.at.m[list(relation_entries(trajectory.system))]
+    pieces, ends = [np.where(at_start > 0, ABOVE, BELOW)], (trajectory.t_span[0], trajectory.final[0])
     for item in trajectory.parts.given:
         if isinstance(item, RecordTable):
             pieces.append(_of_table(item))
         elif isinstance(item, EventRecord):
-            pieces.append([2 * item.index + (item.direction > 0)])
+            pieces.append(np.array([2 * item.index + (item.direction > 0)]))
         elif isinstance(item, MeasurementRecord) and item.time not in ends:  # those at the ends always come there
-            pieces.append([MEASUREMENT])
-    if sides:
-        pieces.append([ABOVE if side else BELOW for side in branch_sides(trajectory)])
-    return np.concatenate([np.zeros(0, np.int64), *pieces]).astype(np.int64)
+            pieces.append(np.array([MEASUREMENT]))
+    if branches:
+        pieces.append(np.array([ABOVE if side else BELOW for side in branch_sides(trajectory)], dtype=np.int64))
+    return np.concatenate(pieces).astype(np.int64)
 
 
-def _sides(trajectory: Trajectory) -> Codes:
-    relations = {t.relation.entry for t in trajectory.system.transitions if t.relation is not None}
-    if not relations:
-        return np.zeros(0, np.int64)
-    return np.where(trajectory.start.at.m[sorted(relations)] > 0, ABOVE, BELOW)
+def relation_entries(system: HybridSystem) -> tuple[int, ...]:
+    """Entries in the memory of the relations of equations, in order."""
+    return tuple(sorted({t.relation.entry for t in system.transitions if t.relation is not None}))
 
 
 def _of_table(table: RecordTable) -> Codes:

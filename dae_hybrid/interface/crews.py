@@ -8,11 +8,11 @@ from time import monotonic
 
 import numpy as np
 
+from dae_hybrid.conditions.sequences import codes_of, digest
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.interface.prepared_case import CheckedCall, Single, gradients_of, trajectory_of
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_batch import DONE, LEFT_OUT, STEEP, Crew, Outcomes, Reason
-from dae_hybrid.conditions.sequences import codes_of, digest
 
 #: share of the remaining work, divided by the threads, that a thread takes at once, and its limit
 WORK_SHARE, MAX_RUNS_TAKEN = 0.25, 1000
@@ -94,7 +94,7 @@ def take_over(case: CheckedCall, single: Single, i: int, out: Outcomes, outputs:
     run, system = trajectory_of(single), case.system
     t, mode, x, m = run.final
     out.times[i], out.modes[i], out.n_events[i], out.n_steps[i] = t, mode, run.n_events, run.statistics["steps"]
-    out.digests[i] = digest(codes_of(run, sides=case.analysis is not None))
+    out.digests[i] = digest(codes_of(run, branches=case.analysis is not None))
     out.ends[i, : x.size], out.ends[i, out.ends.shape[1] - m.size :] = x, m
     for name in system.functionals.names:
         out.values[i, system.functionals[name]] = run.functionals[name]

@@ -39,7 +39,7 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
         "RANK_TOLERANCE", "DOUBTFUL_TOLERANCE", ("STAGNATION_TOLERANCE", "STAGNANT"), "MULTIPLE_ROOT",
         "RESIDUAL_ROUNDINGS", "STEP_ROUNDINGS", ("MAX_NEWTON_STEPS", "MOST_STEPS"), "LEAST_DAMPING",
     ),
-    sequences: ("DIGEST_BASIS", "DIGEST_FACTOR", "DIGEST_SHIFT"),
+    sequences: ("DIGEST_BASIS", "DIGEST_FACTOR", "DIGEST_SHIFT", "MEASUREMENT", "BELOW", "ABOVE"),
     grazing: (("SHALLOW_FACTOR", "SHALLOW"), ("RATE_DIFFERENCE_STEP", "BEFORE")),
     instants: (("CLOSE_SHARE", "CLOSE_TO_ZERO"), ("FAR_TOLERANCES", "FAR_FROM_ZERO")),
     mode_functions: ("NEWTON_STEPS",),

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from dae_hybrid.conditions.amplification import LOOSER, difference, lost
 from dae_hybrid.conditions.resolution import integrated
+from dae_hybrid.conditions.sequences import relation_entries
 from dae_hybrid.errors import DaeHybridError, OptionError, ParameterError
 from dae_hybrid.interface import api
 from dae_hybrid.interface.runs import RunBuilder
@@ -119,7 +120,16 @@ class CheckedCall:
         is_given = self.starts is None and system.graph.ends is not None and system.graph.ends.origin is not None
         starting = None if is_given or origin is not None else self._starts
         return NativeBatch(
-            request, self.indices, parts, integrated(system), origin, n_start, self._certify, timetable, starting
+            request,
+            self.indices,
+            parts,
+            integrated(system),
+            origin,
+            n_start,
+            self._certify,
+            timetable,
+            starting,
+            relation_entries(system),
         )
 
     def _starts(self, given: Array) -> Array:

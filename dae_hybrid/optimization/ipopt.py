@@ -47,7 +47,7 @@ class _Guarded:
         return np.full(shape, np.nan)
 
 
-class _Callback(ca.Callback):  # type: ignore[misc]
+class _Callback(ca.Callback):
     """A function of x (n,) with m outputs, and its Jacobian."""
 
     def __init__(self, functions: Functions, n: int, m: int, guard: _Guarded, *, is_jacobian: bool = False) -> None:
@@ -81,7 +81,11 @@ class _Callback(ca.Callback):  # type: ignore[misc]
 
 
 def ipopt(
-    functions: Functions, x0: Array, bounds: tuple[Array, Array], limits: tuple[Array, Array], options: Mapping[str, Any]
+    functions: Functions,
+    x0: Array,
+    bounds: tuple[Array, Array],
+    limits: tuple[Array, Array],
+    options: Mapping[str, Any],
 ) -> IpoptResult:
     """Minimise the first function subject to bounds of x and limits (m,) of the others.
 

@@ -26,7 +26,8 @@ MAX_RUNS = 60
 
 def nearest_change(
     system: HybridSystem, t_span: Sequence[float], functionals: Sequence[str], final: Evaluation,
-    history: Iterable[Evaluation], indices: Sequence[int], analysis: Analysis, call: Mapping[str, Any], options: Options,
+    history: Iterable[Evaluation], indices: Sequence[int], analysis: Analysis, call: Mapping[str, Any],
+    options: Options,
 ) -> NearestChange | None:  # fmt: skip
     """Search between the final point and the nearest evaluation with another sequence; None if that is far away."""
     valid = [own for own in history if own.error is None]

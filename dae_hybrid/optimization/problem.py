@@ -46,8 +46,8 @@ METHODS = {
     "CG": Method(bounds=False, constraints=False),
     "ipopt": Method(bounds=True, constraints=True),
 }
-#: default of IPOPT's `tol` as a share of sqrt(rtol), and its least value: at a gradient of about sqrt(rtol), values differ
-#: by no more than the error of a run, and a line search finds no descent
+#: default of IPOPT's `tol` as a share of sqrt(rtol), and its least value: at a gradient of about sqrt(rtol), values
+#: differ by no more than the error of a run, and a line search finds no descent
 IPOPT_SHARE, MIN_IPOPT_TOL = 0.1, 1e-8
 #: limit on the sequences of events kept by name
 MAX_SEQUENCES = 100
@@ -77,7 +77,8 @@ class OptimizationProblem:
         ``"log"``: the optimiser sees the logarithm of the parameter; ``"logit"``: that of its distances from the two
         bounds. A number: it sees multiples of this number. Default ``"linear"``: the parameter itself.
     derivatives : {"auto", "forward", "adjoint"}
-        Analysis. ``"auto"`` selects the adjoint if there are more than four parameters per component of the functionals.
+        Analysis. ``"auto"`` selects the adjoint if there are more than four parameters per component of the
+        functionals.
     maximize : bool
         Maximise the objective.
 
@@ -146,9 +147,7 @@ class OptimizationProblem:
         self.derivatives = _analysis(derivatives, len(self.labels), n_components)
         self._call: dict[str, Any] = {"adapter": adapter, **options}
         self._options = Options.of(options)
-        self._prepared = prepare(
-            system, t_span, functional=names, derivatives=self.derivatives, wrt=wrt, **self._call
-        )
+        self._prepared = prepare(system, t_span, functional=names, derivatives=self.derivatives, wrt=wrt, **self._call)
         self._evaluator = Evaluator(self._prepared, names, variables)
         self._sequences: dict[int, EventSequence] = {}
         self.constraints = tuple(self._constraint(part) for part in self._parts.values())
@@ -213,8 +212,8 @@ class OptimizationProblem:
         progress : bool or callable
             Called with each `Evaluation`; True shows a line on a terminal.
         **options
-            Options of the method, such as ``maxiter`` and ``ftol``, or of IPOPT, such as ``max_iter`` and ``tol``, whose
-            default is sqrt(rtol) / 10, at least 1e-8.
+            Options of the method, such as ``maxiter`` and ``ftol``, or of IPOPT, such as ``max_iter`` and ``tol``,
+            whose default is sqrt(rtol) / 10, at least 1e-8.
 
         Returns
         -------
@@ -339,8 +338,8 @@ class OptimizationProblem:
                 "jump": "has a jump", "kink": "has a kink", "unresolved": "may have a kink or a jump"
             }[found.change.kind]  # fmt: skip
             warnings.warn(
-                f"The final point lies next to a change of the sequence of events ({one.difference(two)}), at which the "
-                f"objective or a constraint {what}. Conditions on the gradient mean nothing there: look at it with "
+                f"The final point lies next to a change of the sequence of events ({one.difference(two)}), at which "
+                f"the objective or a constraint {what}. Conditions on the gradient mean nothing there: look at it with "
                 "dh.scan.",
                 DerivativeWarning,
                 stacklevel=4,
@@ -359,7 +358,8 @@ class OptimizationProblem:
     def __repr__(self) -> str:
         verb = "maximize" if self._sign < 0 else "minimize"
         given = f", subject to {', '.join(self._parts)}" if self._parts else ""
-        return f"<OptimizationProblem: {verb} '{self.objective}' of '{self.system.name}' by {', '.join(self.labels)}{given}>"
+        what = f"{verb} '{self.objective}' of '{self.system.name}' by {', '.join(self.labels)}"
+        return f"<OptimizationProblem: {what}{given}>"
 
 
 class _Reporter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Unpack
 
 import numpy as np
@@ -207,7 +208,8 @@ def scan(
     An interval is halved until its length is a tenth of rtol relative to the position, or four roundings. A value jumps
     if its difference exceeds 100 tolerances and does not shrink with the interval; a derivative jumps if its difference
     exceeds 1000 rtol of its size. If a derivative is refused next to a change, as where a guard touches zero, it is
-    taken further away (`Change.slopes_at`), at most 1e6 times the length of the last interval. Two changes between neighbours that cancel each other are not seen.
+    taken further away (`Change.slopes_at`), at most 1e6 times the length of the last interval or a hundredth of the
+    position. Two changes between neighbours that cancel each other are not seen, nor are knots of signals.
 
     Examples
     --------
@@ -330,7 +332,7 @@ def _changes(
 ) -> tuple[tuple[Change, ...], tuple[tuple[float, float], ...]]:
     """Locate the changes between neighbours, and name the intervals that are left."""
     budget, found, left = Budget(runs), list[Change](), list[tuple[float, float]]()
-    for one, two in zip(points[:-1], points[1:], strict=True):
+    for one, two in pairwise(points):
         if one is None or two is None or one.digest == two.digest:
             continue
         if budget.left:

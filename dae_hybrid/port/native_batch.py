@@ -34,7 +34,7 @@ class NativeBatch(NamedTuple):
     terminal value. `origin` is that of `BoundaryFunctions` with `n_start` initial values appended to the parameters.
     Without `certify` gradients are computed whether or not their conditions hold. `timetable` holds the time events, if
     any. `starting` computes the outputs of `origin` for runs (N, n_given) if it is not compiled: (N, n), NaN in runs
-    without a start.
+    without a start. `sides` are the entries of relations in the memory.
     """
 
     request: RunRequest
@@ -46,6 +46,7 @@ class NativeBatch(NamedTuple):
     certify: bool = True
     timetable: AlarmLists | None = None
     starting: Callable[[Array], Array] | None = None
+    sides: tuple[int, ...] = ()
 
     @property
     def n_given(self) -> int:

@@ -154,7 +154,9 @@ def test_the_ball_rises_highest_between_bounces(method: str) -> None:
     found = problem.minimize(method)
     assert found.parameters["e"] == pytest.approx(0.8270, abs=1e-3)
     assert found.value > 0.29
-    assert found.value == pytest.approx(dh.simulate(BALL, (0, T), parameters={"e": found.parameters["e"]}).functionals["height"])
+    assert found.value == pytest.approx(
+        dh.simulate(BALL, (0, T), parameters={"e": found.parameters["e"]}).functionals["height"]
+    )
     assert {str(sequence) for sequence in found.sequences} == {"3 x bounce"}
 
 
@@ -172,13 +174,17 @@ def test_an_optimum_at_a_kink_is_reported() -> None:
 
 
 def test_changes_of_the_sequence_between_iterates() -> None:
-    problem = dh.OptimizationProblem(BALL, (0, T), "height", wrt="e", maximize=True, bounds={"e": (0.76, 0.96)}, **OPTIONS)
+    problem = dh.OptimizationProblem(
+        BALL, (0, T), "height", wrt="e", maximize=True, bounds={"e": (0.76, 0.96)}, **OPTIONS
+    )
     found = problem.minimize("L-BFGS-B", x0=[0.89])
     jumped = dh.OptimizationProblem(BALL, (0, T), "height", wrt="e", maximize=True, **OPTIONS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dh.DerivativeWarning)
         other = jumped.minimize("BFGS", x0=[0.95], maxiter=2)
-    assert all(change.iterates[1] == change.iterates[0] + 1 for change in (*found.sequence_changes, *other.sequence_changes))
+    assert all(
+        change.iterates[1] == change.iterates[0] + 1 for change in (*found.sequence_changes, *other.sequence_changes)
+    )
     assert len(found.sequences) == len(found.iterates)
 
 

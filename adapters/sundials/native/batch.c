@@ -71,15 +71,22 @@ static int put_out(const batch *b, integer place) {
 }
 
 /* Digest of a run's sequence; see `digest` in conditions/sequences.py. */
-static integer digest_of(const event_loop *m) {
+static unsigned long long digested(unsigned long long found, integer code) {
+  found = (found ^ (unsigned long long)code) * DIGEST_FACTOR;
+  return found ^ found >> DIGEST_SHIFT;
+}
+
+static integer digest_of(const batch *b) {
+  const native_run *v = b->run;
+  const event_loop *m = v->tables;
+  const double *memory = v->start + v->modes[v->mode].n_x;
   unsigned long long found = DIGEST_BASIS;
+  for (integer i = 0; i < b->n_sides; i++) found = digested(found, memory[b->sides[i]] > 0 ? ABOVE : BELOW);
   for (integer i = 0; i < m->n_events; i++) {
     const link *l = link_of(m, i);
-    const double *head = m->records + m->offsets[i];
     if (l->turns) continue;
-    const integer rises = l->clock < 0 && head[RATE_AT] > 0;
-    found = (found ^ (unsigned long long)(l->measures ? -1 : 2 * l->transition + rises)) * DIGEST_FACTOR;
-    found ^= found >> DIGEST_SHIFT;
+    const integer rises = l->clock < 0 && m->records[m->offsets[i] + RATE_AT] > 0;
+    found = digested(found, l->measures ? MEASUREMENT : 2 * l->transition + rises);
   }
   return (integer)found;
 }
@@ -96,7 +103,7 @@ static void hand_out(const batch *b, integer place, const double *values) {
   b->times[place] = r->t;
   b->modes[place] = m->at;
   b->n_events[place] = m->n_events - m->n_passed;
-  b->digests[place] = digest_of(m);
+  b->digests[place] = digest_of(b);
   b->n_steps[place] = m->steps + r->steps;
 }
 

@@ -488,9 +488,11 @@ typedef struct {                             /* successive runs, see batch.c */
   integer *outcomes, *reasons, *n_events, *n_steps, *modes; /* per run: whether it is done; why not, and the transition
                                                 concerned or -1; events; steps; last mode */
   integer *digests;                          /* digest of its sequence, see `dae_hybrid.conditions.sequences` */
+  const integer *sides;                      /* n_sides: entries of relations in the memory */
   double *times, *ends, *values, *gradients; /* end time; widest + n_memory; all functionals; n_components x n_wrt */
   double *outputs;                           /* n_t x (widest + n_memory) */
   integer *output_modes;
   integer n_back, n_wrt, n_components, n_given, n_t, widest, room, fewest_steps, differentiates, certify;
+  integer n_sides;
   integer next, until, stage, stopped, broken; /* current run; its stage; whether a memory must not be used again */
 } batch;
