@@ -18,14 +18,13 @@ from dae_hybrid.interface.prepared import prepare
 from dae_hybrid.interface.prepared_case import Analysis, trajectory_of
 from dae_hybrid.interface.runs import Parameters
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.optimization.evaluations import Evaluation, Evaluator, Point
+from dae_hybrid.optimization.evaluations import Evaluation, Evaluator, Point, Reporter
 from dae_hybrid.optimization.ipopt import Functions, ipopt
 from dae_hybrid.optimization.nearest import nearest_change
 from dae_hybrid.optimization.result import NearestChange, OptimizationResult
 from dae_hybrid.optimization.scaling import Bound, Scale, bound_pair
 from dae_hybrid.optimization.variables import Variables
 from dae_hybrid.options import Options
-from dae_hybrid.progress import Progress
 from dae_hybrid.system.system import HybridSystem
 
 
@@ -238,7 +237,7 @@ class OptimizationProblem:
         self._check(method)
         start = self.x0 if x0 is None else self._variables.given(x0)
         self._evaluator.clear()
-        with _Reporter(self._evaluator, self.system.name, progress):
+        with Reporter(self._evaluator, self.system.name, progress):
             first = self._evaluator.accept(start)
             for own in first.warnings:
                 warnings.warn(own.message, own.category, stacklevel=2)
@@ -360,31 +359,6 @@ class OptimizationProblem:
         given = f", subject to {', '.join(self._parts)}" if self._parts else ""
         what = f"{verb} '{self.objective}' of '{self.system.name}' by {', '.join(self.labels)}"
         return f"<OptimizationProblem: {what}{given}>"
-
-
-class _Reporter:
-    """Reports evaluations while an optimisation runs."""
-
-    def __init__(self, evaluator: Evaluator, title: str, report: object) -> None:
-        if not isinstance(report, bool) and not callable(report):
-            raise OptionError(f"progress must be True, False or a function of an Evaluation, got {report!r}.")
-        self._evaluator = evaluator
-        self._line = Progress(f"optimize {title}") if report is True else None
-        self._report: Any = self._show if self._line is not None else report or None
-
-    def _show(self, evaluation: Evaluation) -> None:
-        if self._line is not None:
-            self._line.stage(f"evaluation {evaluation.index}, objective {evaluation.objective:.6g}")
-
-    def __enter__(self) -> None:
-        if self._line is not None:
-            self._line.__enter__()
-        self._evaluator.on_evaluation = self._report
-
-    def __exit__(self, *given: Any) -> None:
-        self._evaluator.on_evaluation = None
-        if self._line is not None:
-            self._line.__exit__(*given)
 
 
 def _constraints(

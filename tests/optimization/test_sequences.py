@@ -84,7 +84,6 @@ def test_differences_in_words() -> None:
     one, two = (dh.EventSequence.of(run) for run in runs)
     assert one != two
     assert one.difference(two).startswith("at event 1: kick or ")
-    assert one.difference(one) == "at event 18: the end or the end" or one == one
     assert str(len(one)) in repr(one)
     assert pickle.loads(pickle.dumps(one)) == one
     assert {one: 1}[one] == 1
