@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dae_hybrid.conditions.sequences import EventSequence
 from dae_hybrid.errors import DaeHybridError
@@ -26,6 +27,8 @@ REMAINING_SHARE, SHORTER = 0.5, 100.0
 OUTWARD = (10.0, 100.0, 1e3, 1e4, 1e5, 1e6)
 #: and limit on the distance, relative to the position
 FARTHEST = 0.01
+#: a difference of such derivatives is a kink if this share of it remains at a distance shorter by this factor
+REMAINING_SLOPE, FURTHER = 0.75, 4.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,6 +174,8 @@ def _judged(
     known = np.isfinite(slopes).all(axis=0)
     own = SLOPE_TOLERANCES * scales.rtol * np.nan_to_num(np.abs(slopes)).max(axis=0)
     bends = known & (np.abs(slopes[1] - slopes[0]) > np.maximum(scales.slopes, own))
+    if bends.any() and slopes_at != (left.at, right.at):
+        bends &= _remains(line, sides, beside, budget)
     kind: Kind = "smooth"
     if reason:
         kind = "unresolved"
@@ -183,6 +188,28 @@ def _judged(
         kind, reason = "unresolved", "; ".join(["derivatives are refused beside it", *refusals[:1]])
     sequences = line.sequence(left), line.sequence(right)
     return Change(left, right, kind, sequences, slopes, slopes_at, budget.spent - spent, reason)
+
+
+def _remains(
+    line: Line, sides: tuple[LinePoint, LinePoint], beside: tuple[LinePoint, LinePoint], budget: Budget
+) -> NDArray[np.bool_]:
+    """Whether the difference of derivatives taken away from a change remains closer to it; true if that is unknown.
+
+    Where a guard touches zero a derivative may have the behaviour of a square root and be continuous.
+    """
+    further = []
+    for side, point in zip(sides, beside, strict=True):
+        if point.at == side.at:
+            further.append(point)
+            continue
+        place = side.at + FURTHER * (point.at - side.at)
+        try:
+            other = line(place) if budget.take() else side
+        except DaeHybridError:
+            other = side
+        further.append(other if other.digest == side.digest else side)
+    near, far = (np.abs(two.slopes - one.slopes) for one, two in (beside, further))
+    return np.asarray(~(near < REMAINING_SLOPE * far))
 
 
 def _beside(line: Line, side: LinePoint, step: float, budget: Budget) -> LinePoint:

@@ -1,4 +1,4 @@
-"""The change of the sequence of events nearest to the result of an optimisation."""
+"""A change of the sequence of events next to the result of an optimisation."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dae_hybrid.interface.prepared_case import Analysis
 from dae_hybrid.optimization.changes import Budget, changes_between, tolerances
 from dae_hybrid.optimization.evaluations import Evaluation
 from dae_hybrid.optimization.line import Line, LinePoint
-from dae_hybrid.optimization.result import NearestChange
+from dae_hybrid.optimization.result import ChangeAtOptimum
 from dae_hybrid.options import Options
 from dae_hybrid.system.system import HybridSystem
 
-#: distances, relative to the size of the parameters: evaluations that are searched, and what counts as next to
+#: distances, relative to the size of the parameters: evaluations that are considered, and what counts as next to
 SEARCHED, NEXT_TO = 0.1, 1e-3
 #: least distance of the point beyond the change, and distances of points before it if the final point lies on it
 LEAST, BEFORE = 1e-6, (1e-6, 1e-4, 1e-3)
@@ -24,12 +24,12 @@ LEAST, BEFORE = 1e-6, (1e-6, 1e-4, 1e-3)
 MAX_RUNS = 60
 
 
-def nearest_change(
+def change_beside(
     system: HybridSystem, t_span: Sequence[float], functionals: Sequence[str], final: Evaluation,
     history: Iterable[Evaluation], indices: Sequence[int], analysis: Analysis, call: Mapping[str, Any],
     options: Options,
-) -> NearestChange | None:  # fmt: skip
-    """Search between the final point and the nearest evaluation with another sequence; None if that is far away."""
+) -> ChangeAtOptimum | None:  # fmt: skip
+    """Search towards the nearest evaluation with another sequence; None if no change is next to the final point."""
     valid = [own for own in history if own.error is None]
     points = np.array([own.parameters[list(indices)] for own in valid])
     there = final.parameters[list(indices)]
@@ -44,13 +44,12 @@ def nearest_change(
     direction = (valid[nearest].parameters - final.parameters) / away[nearest]
     # the final point is at 1, so that positions are as large as parameters relative to their sizes
     line = Line(system, t_span, functionals, final.parameters - direction, direction, analysis, adapter, others)
-    found = _apart(line, max(float(away[nearest]), LEAST))
+    found = _apart(line, min(max(float(away[nearest]), LEAST), NEXT_TO))
     if found is None:
         return None
     scales = tolerances(system, functionals, options, np.abs(found[0].values), np.zeros_like(found[0].values))
     change = next(changes_between(line, *found, scales, Budget(MAX_RUNS)))
-    distance = abs(change.at - 1)
-    return NearestChange(change, line.parameters(change.at), distance, distance <= NEXT_TO)
+    return ChangeAtOptimum(change, line.parameters(change.at), abs(change.at - 1))
 
 
 def _apart(line: Line, distance: float) -> tuple[LinePoint, LinePoint] | None:

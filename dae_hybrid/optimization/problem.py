@@ -20,8 +20,8 @@ from dae_hybrid.interface.runs import Parameters
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.optimization.evaluations import Evaluation, Evaluator, Point, Reporter
 from dae_hybrid.optimization.ipopt import Functions, ipopt
-from dae_hybrid.optimization.nearest import nearest_change
-from dae_hybrid.optimization.result import NearestChange, OptimizationResult
+from dae_hybrid.optimization.nearest import change_beside
+from dae_hybrid.optimization.result import ChangeAtOptimum, OptimizationResult
 from dae_hybrid.optimization.scaling import Bound, Scale, bound_pair
 from dae_hybrid.optimization.variables import Variables
 from dae_hybrid.options import Options
@@ -89,6 +89,8 @@ class OptimizationProblem:
         Bounds of the optimisation variables.
     constraints : tuple of scipy.optimize.NonlinearConstraint
         One for each functional, with exact Jacobians.
+    limits : dict of str to (ndarray, ndarray)
+        Lower and upper limits of the constraints, by component.
     labels : tuple of str
         Labels of the parameters, n of them.
     history : tuple of Evaluation
@@ -149,7 +151,11 @@ class OptimizationProblem:
         self._prepared = prepare(system, t_span, functional=names, derivatives=self.derivatives, wrt=wrt, **self._call)
         self._evaluator = Evaluator(self._prepared, names, variables)
         self._sequences: dict[int, EventSequence] = {}
-        self.constraints = tuple(self._constraint(part) for part in self._parts.values())
+        self.limits = {
+            name: (self._limits[0][part.start - 1 : part.stop - 1], self._limits[1][part.start - 1 : part.stop - 1])
+            for name, part in self._parts.items()
+        }
+        self.constraints = tuple(self._constraint(name) for name in self._parts)
 
     # -- functions of x -----------------------------------------------------------------------------------------
 
@@ -183,10 +189,12 @@ class OptimizationProblem:
         point, latest = self._at(x), self._evaluator.latest
         return point if point.evaluation.error is None or latest is None else latest
 
-    def _constraint(self, part: slice) -> NonlinearConstraint:
-        lower, upper = (own[part.start - 1 : part.stop - 1] for own in self._limits)
+    def _constraint(self, name: str) -> NonlinearConstraint:
+        part = self._parts[name]
         return NonlinearConstraint(
-            lambda x: self._valid(x).evaluation.values[part], lower, upper, jac=lambda x: self._valid(x).gradients[part]
+            lambda x: self._valid(x).evaluation.values[part],
+            *self.limits[name],
+            jac=lambda x: self._valid(x).gradients[part],
         )
 
     # -- optimisation -------------------------------------------------------------------------------------------
@@ -301,9 +309,9 @@ class OptimizationProblem:
         point = self._evaluator(x)
         final = point.evaluation
         final.is_iterate = True
-        nearest = None
+        beside = None
         if final.error is None:
-            nearest = self._nearest(final)
+            beside = self._change_beside(final)
         else:
             success, message = False, f"The run at the final point failed: {final.error.message}"
         values = {name: final.values[part] for name, part in self._parts.items()}
@@ -319,19 +327,19 @@ class OptimizationProblem:
             n_iterations=iterations,
             n_evaluations=self._evaluator.count,
             history=self.history,
-            nearest_change=nearest,
+            change_at_optimum=beside,
             raw=raw,
             _sequence=self._sequence,
         )
 
-    def _nearest(self, final: Evaluation) -> NearestChange | None:
-        """Find the nearest change, and warn if the final point lies next to a kink or jump."""
+    def _change_beside(self, final: Evaluation) -> ChangeAtOptimum | None:
+        """Find a change next to the final point, and warn if it is a kink or jump."""
         names = (self.objective, *self._parts)
-        found = nearest_change(
+        found = change_beside(
             self.system, self.t_span, names, final, self._evaluator.history, self._variables.indices, self.derivatives,
             self._call, self._options,
         )  # fmt: skip
-        if found is not None and found.is_at_optimum and found.change.kind != "smooth":
+        if found is not None and found.change.kind != "smooth":
             one, two = found.change.sequences
             what = {
                 "jump": "has a jump", "kink": "has a kink", "unresolved": "may have a kink or a jump"

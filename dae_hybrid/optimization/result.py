@@ -38,8 +38,8 @@ class SequenceChange:
 
 
 @dataclass(frozen=True, eq=False)
-class NearestChange:
-    """The change of the sequence of events that is nearest to the final point among those that were found.
+class ChangeAtOptimum:
+    """A change of the sequence of events next to the final point.
 
     Attributes
     ----------
@@ -50,17 +50,14 @@ class NearestChange:
         Parameters at the change.
     distance : float
         Largest distance of a parameter from the final point, relative to its size or to its range over the iterates.
-    is_at_optimum : bool
-        Whether the final point lies next to the change, closer than 1e-3.
     """
 
     change: Change
     parameters: Array
     distance: float
-    is_at_optimum: bool
 
     def __repr__(self) -> str:
-        return f"<NearestChange at distance {self.distance:.1e}: {self.change.kind}>"
+        return f"<ChangeAtOptimum at distance {self.distance:.1e}: {self.change.kind}>"
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +84,9 @@ class OptimizationResult:
         Number of iterations, and of runs with gradients.
     history : tuple of Evaluation
         All evaluations, in order.
-    nearest_change : NearestChange or None
-        The change of the sequence of events nearest to the final point; None if none was found within a tenth.
+    change_at_optimum : ChangeAtOptimum or None
+        A change of the sequence of events closer to the final point than 1e-3, found towards the nearest evaluation
+        with another sequence.
     raw : Any
         Result of SciPy, or statistics of IPOPT.
     """
@@ -104,7 +102,7 @@ class OptimizationResult:
     n_iterations: int
     n_evaluations: int
     history: tuple[Evaluation, ...]
-    nearest_change: NearestChange | None
+    change_at_optimum: ChangeAtOptimum | None
     raw: Any = field(repr=False)
     _sequence: Callable[[Evaluation], EventSequence] = field(repr=False)
 
@@ -139,10 +137,8 @@ class OptimizationResult:
         warned = sum(bool(own.warnings) for own in self.history)
         rows.append(["evaluations", f"{self.n_evaluations}, {len(self.failures)} failed, {warned} with warnings"])
         rows.append(["changes of the sequence of events", str(len(self.sequence_changes))])
-        nearest = "none found nearby"
-        if self.nearest_change is not None:
-            nearest = f"{self.nearest_change.change.kind} at distance {self.nearest_change.distance:.1e}"
-        rows.append(["nearest change", nearest])
+        if self.change_at_optimum is not None:
+            rows.append(["change next to the final point", self.change_at_optimum.change.kind])
         return rows
 
     def __repr__(self) -> str:

@@ -105,7 +105,7 @@ def test_an_equation_between_functionals(method: str, derivatives: Any) -> None:
     assert found.success
     assert found.constraints["product"] == pytest.approx(1.0, abs=1e-6)
     assert [found.parameters[name] for name in "ab"] == pytest.approx([1.0, 1.0], abs=2e-3)
-    assert found.nearest_change is None
+    assert found.change_at_optimum is None
     assert found.sequence_changes == ()
 
 
@@ -164,9 +164,8 @@ def test_an_optimum_at_a_kink_is_reported() -> None:
     problem = dh.OptimizationProblem(BALL, (0, T), "height", wrt="e", bounds={"e": (0.72, 0.82)}, **OPTIONS)
     with pytest.warns(dh.DerivativeWarning, match="kink"):
         found = problem.minimize("L-BFGS-B", x0=[0.77])
-    nearest = found.nearest_change
+    nearest = found.change_at_optimum
     assert nearest is not None
-    assert nearest.is_at_optimum
     assert nearest.change.kind == "kink"
     assert nearest.parameters[1] == pytest.approx(REACHED, abs=1e-6)
     assert found.parameters["e"] == pytest.approx(REACHED, abs=1e-3)
