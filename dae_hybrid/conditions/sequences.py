@@ -136,7 +136,7 @@ class EventSequence(PortableResult):
         place = int(apart[0]) if apart.size else n
         if place == n and not (self.is_whole and other.is_whole):
             return f"beyond event {n}"
-        one, two = (own._name(int(own.codes[place])) if place < own.codes.size else "the end" for own in (self, other))
+        one, two = (own._name(int(own.codes[place])) if place < own.codes.size else "none" for own in (self, other))
         return f"at event {place + 1}: {one} or {two}"
 
     def __len__(self) -> int:

@@ -103,3 +103,13 @@ def test_example_fit_hysteresis(capsys):
     off = runpy.run_path(str(ROOT / "examples" / "fit_hysteresis.py"))["main"](samples=100)
     assert np.all(np.abs(off) < 4), "in standard deviations"
     assert "chi^2" in capsys.readouterr().out
+
+
+def test_example_design_cushion(capsys):
+    by_slsqp, by_ipopt = runpy.run_path(str(ROOT / "examples" / "design_cushion.py"))["main"]()
+    assert by_slsqp.success
+    assert by_ipopt.success
+    assert by_ipopt.value == pytest.approx(by_slsqp.value, rel=1e-5)
+    assert by_slsqp.constraints["rest"] == pytest.approx(1e-3, rel=1e-3)
+    assert by_slsqp.constraints["travel"] < 0.11
+    assert "events: touch, stop turns, release" in capsys.readouterr().out

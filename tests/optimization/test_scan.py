@@ -96,6 +96,23 @@ def test_grazing_is_a_kink() -> None:
     assert change.slopes_at[1] >= change.right.at
 
 
+def test_a_grazing_contact_is_smooth() -> None:
+    """The force of a spring that is just touched grows from zero: the derivative is continuous, like a square root."""
+    m = dh.HybridModel("contact")
+    k, x, v = m.parameter("k", 2.0), m.differential("x"), m.differential("v")
+    free, touch = (m.mode(n, ode={x: v, v: -k * x - s * 50 * (x - 1)}) for n, s in (("free", 0), ("touch", 1)))
+    m.transition(free, touch, guard=x - 1, direction="rising")
+    m.transition(touch, free, guard=x - 1, direction="falling")
+    m.initial(free, {x: 0.0, v: 1.5})  # reaches x = 1 if k < 2.25
+    m.functional("work", integrand=v**2)
+    found = dh.scan(m.build(), (0, 2), "work", along="k", values=[2.0, 2.1, 2.4, 2.5], rtol=1e-10, atol=1e-12)
+    (change,) = found.changes
+    assert change.kind == "smooth"
+    assert change.at == pytest.approx(2.25, rel=1e-6)
+    assert change.slopes_at != (change.left.at, change.right.at)
+    assert found.values[1] > 0
+
+
 def test_relations_of_parameters_and_costs() -> None:
     m = dh.HybridModel("relations")
     a, x = m.parameter("a", 0.5), m.differential("x")
