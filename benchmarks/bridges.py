@@ -161,7 +161,7 @@ def main() -> None:
     if given.write:
         put(ROOT / "docs" / "bridges.md", {"bridges": markdown([heading, *rows])})
         example = runpy.run_path(str(ROOT / "examples" / "train_neural_ode.py"))
-        example["main"](picture=str(ROOT / "docs" / "images" / "train_neural_ode.png"))
+        example["main"](picture=str(ROOT / "docs" / "bridges" / "train_neural_ode.png"))
 
 
 if __name__ == "__main__":
