@@ -26,6 +26,21 @@ OnFailure = Literal["nan", "raise"]
 type Errors = tuple[DaeHybridError | None, ...]
 
 
+class BridgeArguments(RunOptions, total=False):
+    """Keyword arguments of a bridge; see `dae_hybrid.bridges.jax.reverse_mode`."""
+
+    functional: str | None
+    outputs: str | Sequence[str] | None
+    t_eval: ArrayLike | None
+    wrt: str | Sequence[str] | None
+    parameters: Parameters
+    x0: ParameterTable
+    on_failure: OnFailure
+    workers: int | None
+    adapter: str
+    strict: bool
+
+
 class HostFunction:
     """A functional, or outputs at times, as a function of parameters, with derivatives; for one point or for many.
 

@@ -11,14 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from dae_hybrid.bridges.errors import BridgeError
-from dae_hybrid.bridges.host import Errors, HostFunction, OnFailure, by_name
+from dae_hybrid.bridges.host import BridgeArguments, Errors, HostFunction, by_name
 from dae_hybrid.errors import ParameterError, UnsupportedError
-from dae_hybrid.interface.api import RunOptions
-from dae_hybrid.interface.parameter_sets import ParameterTable
-from dae_hybrid.interface.runs import Parameters
 from dae_hybrid.system.system import HybridSystem
 
 try:
@@ -34,22 +30,7 @@ except ImportError as reason:
 SECOND = "This derivative is a second derivative of a hybrid system, and those are not implemented."
 
 
-def reverse_mode(
-    system: HybridSystem,
-    t_span: Sequence[float],
-    *,
-    functional: str | None = None,
-    outputs: str | Sequence[str] | None = None,
-    t_eval: ArrayLike | None = None,
-    wrt: str | Sequence[str] | None = None,
-    parameters: Parameters = None,
-    x0: ParameterTable = None,
-    on_failure: OnFailure = "nan",
-    workers: int | None = None,
-    adapter: str = "sundials",
-    strict: bool = True,
-    **options: Unpack[RunOptions],
-) -> JaxFunction:
+def reverse_mode(system: HybridSystem, t_span: Sequence[float], **arguments: Unpack[BridgeArguments]) -> JaxFunction:
     """Make a function for `jax.grad`, `jax.vjp` and `jax.jacrev`, by adjoint analysis.
 
     Parameters
@@ -71,7 +52,7 @@ def reverse_mode(
         an exception of its own around it. `JaxFunction.last_errors` has the typed errors in both cases.
     workers : int, optional
         Number of threads; default the number of cores available to this process.
-    adapter, strict, **options
+    adapter, strict, and options of a run
         As in `adjoint_gradient`.
 
     Returns
@@ -95,29 +76,11 @@ def reverse_mode(
     >>> gradient(jax.numpy.array([2.9])).round(4).tolist()
     [-92.6126]
     """
-    host = HostFunction(
-        system, t_span, functional=functional, outputs=outputs, t_eval=t_eval, wrt=wrt, parameters=parameters, x0=x0,
-        on_failure=on_failure, workers=workers, adapter=adapter, strict=strict, **options,
-    )  # fmt: skip
+    host = HostFunction(system, t_span, **arguments)
     return JaxFunction(host, _pulled(host) if host.has_outputs else _linearized(host))
 
 
-def forward_mode(
-    system: HybridSystem,
-    t_span: Sequence[float],
-    *,
-    functional: str | None = None,
-    outputs: str | Sequence[str] | None = None,
-    t_eval: ArrayLike | None = None,
-    wrt: str | Sequence[str] | None = None,
-    parameters: Parameters = None,
-    x0: ParameterTable = None,
-    on_failure: OnFailure = "nan",
-    workers: int | None = None,
-    adapter: str = "sundials",
-    strict: bool = True,
-    **options: Unpack[RunOptions],
-) -> JaxFunction:
+def forward_mode(system: HybridSystem, t_span: Sequence[float], **arguments: Unpack[BridgeArguments]) -> JaxFunction:
     """Make a function for `jax.jvp` and `jax.jacfwd`; the arguments are those of `reverse_mode`.
 
     A tangent of outputs costs one direction of forward analysis, the Jacobian one run with n_wrt directions.
@@ -132,10 +95,7 @@ def forward_mode(
     >>> jax.jacfwd(x)(jax.numpy.array([2.9])).shape  # n_t, n_outputs, n_wrt
     (2, 1, 1)
     """
-    host = HostFunction(
-        system, t_span, functional=functional, outputs=outputs, t_eval=t_eval, wrt=wrt, parameters=parameters, x0=x0,
-        on_failure=on_failure, workers=workers, adapter=adapter, strict=strict, **options,
-    )  # fmt: skip
+    host = HostFunction(system, t_span, **arguments)
     return JaxFunction(host, _pushed(host))
 
 

@@ -9,14 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
-from numpy.typing import ArrayLike
-
 from dae_hybrid.bridges.errors import BridgeError
-from dae_hybrid.bridges.host import Errors, HostFunction, OnFailure, by_name
+from dae_hybrid.bridges.host import BridgeArguments, Errors, HostFunction, by_name
 from dae_hybrid.errors import ParameterError, UnsupportedError
-from dae_hybrid.interface.api import RunOptions
-from dae_hybrid.interface.parameter_sets import ParameterTable
-from dae_hybrid.interface.runs import Parameters
 from dae_hybrid.system.system import HybridSystem
 
 try:
@@ -31,22 +26,7 @@ except ImportError as reason:
 SECOND = "This derivative is a second derivative of a hybrid system, and those are not implemented."
 
 
-def reverse_mode(
-    system: HybridSystem,
-    t_span: Sequence[float],
-    *,
-    functional: str | None = None,
-    outputs: str | Sequence[str] | None = None,
-    t_eval: ArrayLike | None = None,
-    wrt: str | Sequence[str] | None = None,
-    parameters: Parameters = None,
-    x0: ParameterTable = None,
-    on_failure: OnFailure = "nan",
-    workers: int | None = None,
-    adapter: str = "sundials",
-    strict: bool = True,
-    **options: Unpack[RunOptions],
-) -> TorchFunction:
+def reverse_mode(system: HybridSystem, t_span: Sequence[float], **arguments: Unpack[BridgeArguments]) -> TorchFunction:
     """Make a function for ``backward()``, `torch.func.grad` and `torch.func.jacrev`, by adjoint analysis.
 
     Parameters
@@ -68,7 +48,7 @@ def reverse_mode(
         `TorchFunction.last_errors` has the typed errors in both cases.
     workers : int, optional
         Number of threads; default the number of cores available to this process.
-    adapter, strict, **options
+    adapter, strict, and options of a run
         As in `adjoint_gradient`.
 
     Returns
@@ -92,29 +72,11 @@ def reverse_mode(
     >>> p.grad.numpy().round(4)
     array([-92.6126])
     """
-    host = HostFunction(
-        system, t_span, functional=functional, outputs=outputs, t_eval=t_eval, wrt=wrt, parameters=parameters, x0=x0,
-        on_failure=on_failure, workers=workers, adapter=adapter, strict=strict, **options,
-    )  # fmt: skip
+    host = HostFunction(system, t_span, **arguments)
     return TorchFunction(host, _Pulled if host.has_outputs else _Linearized)
 
 
-def forward_mode(
-    system: HybridSystem,
-    t_span: Sequence[float],
-    *,
-    functional: str | None = None,
-    outputs: str | Sequence[str] | None = None,
-    t_eval: ArrayLike | None = None,
-    wrt: str | Sequence[str] | None = None,
-    parameters: Parameters = None,
-    x0: ParameterTable = None,
-    on_failure: OnFailure = "nan",
-    workers: int | None = None,
-    adapter: str = "sundials",
-    strict: bool = True,
-    **options: Unpack[RunOptions],
-) -> TorchFunction:
+def forward_mode(system: HybridSystem, t_span: Sequence[float], **arguments: Unpack[BridgeArguments]) -> TorchFunction:
     """Make a function for `torch.func.jvp` and `torch.func.jacfwd`; the arguments are those of `reverse_mode`.
 
     A tangent of outputs costs one direction of forward analysis, the Jacobian one run with n_wrt directions.
@@ -128,10 +90,7 @@ def forward_mode(
     >>> torch.func.jacfwd(x)(torch.tensor([2.9], dtype=torch.float64)).shape  # n_t, n_outputs, n_wrt
     torch.Size([2, 1, 1])
     """
-    host = HostFunction(
-        system, t_span, functional=functional, outputs=outputs, t_eval=t_eval, wrt=wrt, parameters=parameters, x0=x0,
-        on_failure=on_failure, workers=workers, adapter=adapter, strict=strict, **options,
-    )  # fmt: skip
+    host = HostFunction(system, t_span, **arguments)
     return TorchFunction(host, _Pushed)
 
 
