@@ -17,8 +17,8 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.optimization.variables import Variables
 from dae_hybrid.progress import Progress
 
-#: points whose gradients are kept, and evaluations in the history
-CACHED, MAX_HISTORY = 8, 100_000
+#: points whose gradients are kept; evaluations in the history, and bytes of their parameters
+CACHED, MAX_HISTORY, MAX_HISTORY_BYTES = 8, 10_000, 1e8
 #: factor of `failure_penalty`
 PENALTY = 1e3
 
@@ -90,7 +90,8 @@ class Evaluator:
     def __init__(self, run: Prepared, names: tuple[str, ...], variables: Variables) -> None:
         self._run, self._names, self._variables = run, names, variables
         self._cache: OrderedDict[bytes, Point] = OrderedDict()
-        self.history: deque[Evaluation] = deque(maxlen=MAX_HISTORY)
+        kept = int(MAX_HISTORY_BYTES / (8 * (variables.x0.size + variables.n_parameters)))
+        self.history: deque[Evaluation] = deque(maxlen=max(CACHED, min(kept, MAX_HISTORY)))
         self.count, self.largest = 0, 0.0
         self.latest: Point | None = None
         self.on_evaluation: Callable[[Evaluation], object] | None = None

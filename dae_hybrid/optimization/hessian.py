@@ -157,7 +157,9 @@ def hessian(
     estimate by the lower order: it is of order h^2, thus much larger than the truncation error of H, and contains the
     variation of the gradients from run to run, as H does. Half the asymmetry compares rows with columns, which come
     from different runs. The third number is rtol of the entry. An error of the integrator that is the same in all runs
-    is not visible in differences: compare with a result at another `rtol` where it matters.
+    is not visible in differences: compare with a result at another `rtol` where it matters. Knots of signals are not
+    part of the sequence of events: where an event passes one within the stencil, second derivatives may jump, and the
+    difference between D(h/2) and D(h) shows it.
 
     Examples
     --------

@@ -94,7 +94,7 @@ class OptimizationProblem:
     labels : tuple of str
         Labels of the parameters, n of them.
     history : tuple of Evaluation
-        Evaluations since the last start of `minimize`, at most 100,000.
+        Evaluations since the last start of `minimize`: the last 10,000, or as many as fit into 100 MB.
 
     Notes
     -----
@@ -243,7 +243,7 @@ class OptimizationProblem:
             kink or a jump: conditions on the gradient mean nothing there.
         """
         self._check(method)
-        start = self.x0 if x0 is None else self._variables.given(x0)
+        start = self.x0 if x0 is None else self._variables.start(x0)
         self._evaluator.clear()
         with Reporter(self._evaluator, self.system.name, progress):
             first = self._evaluator.accept(start)

@@ -22,6 +22,8 @@ class Variables:
     ----------
     labels : tuple of str
         Labels of the parameters, n of them.
+    n_parameters : int
+        Number of all parameters of the model.
     x0, lower, upper : ndarray, shape (n,)
         Start and bounds in terms of x.
     """
@@ -31,6 +33,7 @@ class Variables:
         bounds: Mapping[str, Bound] | None, scale: Scale | Mapping[str, Scale] | None,
     ) -> None:  # fmt: skip
         self._system, self._fixed = system, fixed
+        self.n_parameters = fixed.size
         self.indices = list(system.parameter_indices(wrt))
         labels = system.parameters.labels()
         self.labels = tuple(labels[i] for i in self.indices)
@@ -52,6 +55,18 @@ class Variables:
         found = np.asarray(x, dtype=float)
         if found.shape != (len(self.indices),):
             raise ParameterError(f"x must have shape ({len(self.indices)},), got {found.shape}.")
+        return found
+
+    def start(self, x: ArrayLike) -> Array:
+        """Check a start and return it as an array, (n,)."""
+        found = self.given(x)
+        outside = np.flatnonzero(~((self.lower <= found) & (found <= self.upper)))  # NaN is outside
+        if outside.size:
+            i = int(outside[0])
+            raise ParameterError(
+                f"x0[{i}], of {self.labels[i]}, is {found[i]:g}, outside its bounds {self.lower[i]:g} to "
+                f"{self.upper[i]:g} in terms of x."
+            )
         return found
 
     def parameters(self, x: Array) -> Array:

@@ -241,3 +241,15 @@ def test_bad_methods_are_refused() -> None:
         constrained.minimize("ipopt", nonsense=3)
     with pytest.raises(dh.ParameterError, match="shape"):
         bounded([1.0])
+    with pytest.raises(dh.ParameterError, match="outside its bounds"):
+        bounded.minimize(x0=[0.0, 1.0, 1.0, 1.0])
+    with pytest.raises(dh.ParameterError, match="outside its bounds"):
+        bounded.minimize(x0=[np.nan, 1.0, 1.0, 1.0])
+
+
+def test_the_history_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dae_hybrid.optimization.evaluations.MAX_HISTORY", 10)
+    problem = dh.OptimizationProblem(PLANE, (0, 1), "norm", wrt="a", **OPTIONS)
+    for a in range(30):
+        problem([float(a)])
+    assert [own.index for own in problem.history] == list(range(20, 30))
