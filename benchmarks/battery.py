@@ -40,7 +40,7 @@ from measuring import least_ms, put
 from pybamm_model import Step, model_from_pybamm
 
 import dae_hybrid as dh
-from dae_hybrid.tables import align
+from dae_hybrid.tables import markdown
 
 MODELS = ("SPMe", "DFN")
 CYCLES, LATEST = 3, 1e5
@@ -197,7 +197,7 @@ def costs(found: list[dict[str, Any]]) -> str:
         ("forward / simulate", lambda r: f"{r['ms']['forward'] / r['ms']['simulate']:.1f}", f"{wanted:.1f}"),
     ]
     rows += [[what, *(show(row) for row in found), aim] for what, show, aim in lines]
-    return "\n".join(align(rows, left=(0,)))
+    return markdown(rows)
 
 
 def gradients(found: list[dict[str, Any]]) -> str:
@@ -212,7 +212,7 @@ def gradients(found: list[dict[str, Any]]) -> str:
                 f"{row['name']}: {key}", f"{truth[i]:.6f}", f"{values['adjoint'][i]:.6f}", f"{off['adjoint'][i]:.0e}",
                 f"{values['forward'][i]:.6f}", f"{off['forward'][i]:.0e}", f"{values['own'][i]:.6f}",
             ])  # fmt: skip
-    return "\n".join(align(rows, left=(0,)))
+    return markdown(rows)
 
 
 def in_processes(names: list[str], options: list[str]) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ from models import ball, circuit
 import dae_hybrid as dh
 from dae_hybrid.codegen import compiler
 from dae_hybrid.problems import em_hysteresis, hybrid_ode
-from dae_hybrid.tables import align
+from dae_hybrid.tables import markdown
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "speed.md"
 OPTIONS: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-12}
@@ -158,7 +158,7 @@ def main() -> None:
         dh.simulate(ball().build(), (0, 1))  # the loop
         for name in given.only:
             tables[name] = TABLES[name]()
-    texts = {name: "\n".join(align(rows, left=(0,))) for name, rows in tables.items()}
+    texts = {name: markdown(rows) for name, rows in tables.items()}
     print(*texts.values(), sep="\n\n")
     if given.write:
         put(PAGE, texts)

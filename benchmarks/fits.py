@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
-from measuring import put
+from measuring import show
 from scipy.optimize import least_squares
 
 import dae_hybrid as dh
@@ -24,7 +24,6 @@ from dae_hybrid.fitting.misfit import Misfit
 from dae_hybrid.fitting.search import FIT_TOLERANCE, Search, latin_hypercube, search
 from dae_hybrid.problems import cyclic_steel, em_hysteresis, infusions, theophylline
 from dae_hybrid.report.plotting import save
-from dae_hybrid.tables import align, markdown
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE, PICTURES = DOCS / "fitting.md", DOCS / "fitting"
@@ -156,13 +155,6 @@ def cost(starts: int, page: Path | None) -> None:
                  f"{solves:.0f}", f"{seconds:.2f}"]
             )  # fmt: skip
     show(rows, page, "cost")
-
-
-def show(rows: list[list[str]], page: Path | None, name: str) -> None:
-    """Print a table, and put it into the page."""
-    print("", *align(rows, left=(0, 1)), sep="\n")
-    if page is not None:
-        put(page, {name: markdown(rows)})
 
 
 def _ratio(misfit: Misfit, q: np.ndarray) -> float:

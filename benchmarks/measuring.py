@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dae_hybrid.tables import align
+from dae_hybrid.tables import align, markdown
 
 
 def cpu_ms(run: Callable[[], Any], repeats: int) -> float:
@@ -41,10 +41,9 @@ def exponent(a: float, b: float, factor: float) -> float:
 
 def show(rows: Sequence[Sequence[str]], page: Path | None, name: str) -> None:
     """Print a table, and put it into a page, if any."""
-    table = "\n".join(align(rows, left=(0,)))
-    print("", table, sep="\n")
+    print("", *align(rows), sep="\n")
     if page is not None:
-        put(page, {name: table})
+        put(page, {name: markdown(rows)})
 
 
 def put(page: Path, tables: Mapping[str, str]) -> None:
