@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dae_hybrid.errors import AssumptionError
+from dae_hybrid.errors import ParameterError
 from dae_hybrid.fitting import figures
 from dae_hybrid.fitting.prediction import Prediction
 from dae_hybrid.layout import Layout
-from dae_hybrid.numeric_input import real_array
+from dae_hybrid.numeric_input import real_array, shown
 from dae_hybrid.numerics.arrays import Array
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ class Bands:
     ----------
     t : ndarray, shape (n_t,)
     level : float
+
+    Bands are infinite where an output depends on what the data do not determine.
 
     ``bands["x"]`` is the prediction, (n_t,) or (n_t, size); `standard_error`, `lower` and `upper` take names as well.
     """
@@ -45,6 +47,8 @@ class Bands:
         return self._layout.names
 
     def _column(self, name: str, values: Array) -> Array:
+        if name not in self._layout:
+            raise ParameterError(f"There is no output {shown(name)}.", remedy=f"Outputs: {', '.join(self.names)}.")
         found = values[:, self._layout[name]]
         return found[:, 0] if found.shape[1] == 1 else found
 
@@ -73,21 +77,14 @@ def bands(
     parameters: Mapping[str, ArrayLike] | None, t_span: Sequence[float] | None, level: float,
 ) -> Bands:  # fmt: skip
     """See `Fit.predict`."""
-    times = real_array(t)
-    span = (prediction.experiment.t_span[0], times.max(initial=-np.inf)) if t_span is None else t_span
+    try:
+        times = real_array(t)
+    except ValueError as reason:
+        raise ParameterError(f"t {reason}.") from None
+    if times.ndim != 1 or not times.size:
+        raise ParameterError(f"t must be an array of at least one time, got shape {times.shape}.")
+    span = (prediction.experiment.t_span[0], float(times.max())) if t_span is None else t_span
     outputs = prediction.output_map(names, times, span)
     values, by_q = prediction.along(outputs, fit.estimates, parameters)
-    n_free = by_q.shape[-1]
-    covariance = fit.covariance
-    lost = np.isinf(np.diag(covariance))
-    if lost.any() and by_q[..., lost].any():
-        labels = ", ".join(label for label, is_lost in zip(fit.labels, lost, strict=True) if is_lost)
-        raise AssumptionError(
-            f"The outputs depend on parameters that the data do not determine: {labels}.",
-            remedy="Give them priors, fix them, or add data.",
-        )
-    finite = np.where(lost[:, None] | lost, 0.0, covariance)
-    rows = by_q.reshape(-1, n_free)
-    variances = np.einsum("ij,jk,ik->i", rows, finite, rows)
-    errors = np.sqrt(np.maximum(variances, 0.0)).reshape(values.shape)
+    errors = np.sqrt(fit.variances(by_q.reshape(-1, by_q.shape[-1]))).reshape(values.shape)
     return Bands(outputs.t, level, outputs.layout, values, errors, fit.quantile(level))

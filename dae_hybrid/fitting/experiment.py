@@ -13,7 +13,7 @@ from dae_hybrid.interface.parameter_sets import as_columns
 from dae_hybrid.numeric_input import real_array, shown
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import check_time_span
-from dae_hybrid.system.system import HybridSystem
+from dae_hybrid.system.system import HybridSystem, check_built
 
 #: a number for all values, or numbers by variable and functional
 Spread = float | Mapping[str, ArrayLike] | None
@@ -94,6 +94,10 @@ class Experiment:
         data, functionals = _mapping("data", data), _mapping("functionals", functionals)
         self.parameters, self.x0 = _mapping("parameters", parameters), _mapping("x0", x0)
         self.system, self.name, self.at_events = system, name, at_events
+        if name is not None and not isinstance(name, str):
+            raise ParameterError(f"name must be a string, got {shown(name)}.")
+        if system is not None:
+            check_built(system)
         if at_events not in (None, "before", "after"):
             raise ParameterError(f"at_events must be 'before' or 'after', got {shown(at_events)}.")
         if sigma is not None and weights is not None:
@@ -174,29 +178,34 @@ class Experiment:
         (<Experiment '2' from 0 to 1: 1 value of conc>, {'D': 4.5})
         """
         columns = _Columns(table)
-        keys = columns.raw(by) if by is not None else np.zeros(len(columns.raw(time)), int)
+        data, parameters = _mapping("data", data), _mapping("parameters", parameters)
+        if refused := {"t", "name"} & set(more):
+            raise ParameterError(f"{', '.join(sorted(refused))}: times and names of a table are its columns.")
         spreads = {"sigma": sigma, "weights": weights}
         found = []
-        for key in dict.fromkeys(keys.tolist()):
-            rows = keys == key
-            title = f"{key:.15g}" if isinstance(key, float) else str(key)
-            fixed = {name: columns.common(column, rows, title) for name, column in (parameters or {}).items()}
+        for title, rows in columns.groups(by, len(columns.raw(time))).items():
+            fixed = {name: columns.common(column, rows, title) for name, column in parameters.items()}
             own: dict[str, Any] = {
                 kind: {n: columns.of(c, rows) if isinstance(c, str) else c for n, c in given.items()}
                 if isinstance(given, Mapping)
                 else given
                 for kind, given in spreads.items()
             }
-            found.append(
-                cls(
-                    {name: columns.of(column, rows) for name, column in data.items()},
-                    columns.of(time, rows),
-                    parameters={**more.get("parameters", {}), **fixed},
-                    name=None if by is None else title,
-                    **own,
-                    **{option: value for option, value in more.items() if option != "parameters"},
+            try:
+                found.append(
+                    cls(
+                        {name: columns.of(column, rows) for name, column in data.items()},
+                        columns.of(time, rows),
+                        parameters=fixed,
+                        name=None if by is None else title,
+                        **own,
+                        **more,
+                    )
                 )
-            )
+            except ParameterError as reason:
+                if by is None:
+                    raise
+                raise ParameterError(f"Experiment {title}: {reason.message}", remedy=reason.remedy) from None
         return found
 
     def __repr__(self) -> str:
@@ -223,7 +232,12 @@ class _Spread:
         if given is None and isinstance(self._given, Mapping) and self._what == "sigma":
             raise ParameterError(f"sigma has no entry for '{name}'.", remedy="Give one for every name, or one number.")
         numbers = _numbers(f"{self._what} of '{name}'", 1.0 if given is None else given)
-        if numbers.ndim == 1 and numbers.shape == values.shape[:1] and values.ndim == 2:
+        if numbers.ndim == 1 and numbers.shape == values.shape[:1]:
+            if values.shape == (len(numbers), len(numbers)) and len(numbers) > 1:
+                raise ParameterError(
+                    f"{self._what} of '{name}', {len(numbers)} numbers, may belong to the times or to the entries.",
+                    remedy=f"Give shape ({len(numbers)}, 1) for the times, or (1, {len(numbers)}) for the entries.",
+                )
             numbers = numbers[:, None]
         try:
             numbers = np.broadcast_to(numbers, values.shape)
@@ -267,11 +281,25 @@ class _Columns:
             )
         return np.atleast_1d(np.asarray(self._columns[name]))
 
-    def of(self, name: str, rows: NDArray[np.bool_]) -> Array:
+    def groups(self, by: str | None, count: int) -> dict[str, NDArray[np.intp]]:
+        """The rows of every experiment by its name, in order of first appearance."""
+        if by is None:
+            return {"": np.arange(count)}
+        places: dict[Any, list[int]] = {}
+        for i, key in enumerate(self.raw(by).tolist()):
+            if key is None or key != key:
+                raise ParameterError(f"Column {by!r} names no experiment in row {i}.")
+            places.setdefault(key, []).append(i)
+        titles = [f"{key:.15g}" if isinstance(key, float) else str(key) for key in places]
+        if len(set(titles)) < len(titles):
+            raise ParameterError(f"Column {by!r} has different values that read alike, such as 1 and '1'.")
+        return {title: np.array(rows, np.intp) for title, rows in zip(titles, places.values(), strict=True)}
+
+    def of(self, name: str, rows: NDArray[np.intp]) -> Array:
         """Numbers in the chosen rows of a column."""
         return _numbers(f"column {name!r}", self.raw(name)[rows])
 
-    def common(self, name: str, rows: NDArray[np.bool_], experiment: str) -> float:
+    def common(self, name: str, rows: NDArray[np.intp], experiment: str) -> float:
         """The only number in the chosen rows of a column."""
         values = self.of(name, rows)
         distinct = np.unique(values[~np.isnan(values)])

@@ -43,16 +43,18 @@ def _grid(count: int, **options: Any) -> tuple[Any, list[Any]]:
 def plot_fit(fit: Fit, predictions: Sequence[Prediction], names: Sequence[str], level: float | None) -> Any:
     """See `Fit.plot`."""
     panels = [(p, s) for p in predictions for s in p.experiment.series if not names or s.name in names]
-    if not panels:
+    unknown = [name for name in names if name not in {s.name for _, s in panels}]
+    if not panels or unknown:
         raise OptionError(
-            f"There are no data of {', '.join(names) or 'variables'} to plot.",
-            remedy=f"Data: {', '.join(sorted({s.name for p in predictions for s in p.experiment.series}))}.",
+            f"There are no data of {', '.join(unknown) or 'variables'} over time to plot.",
+            remedy=f"Data: {', '.join(sorted({s.name for p in predictions for s in p.experiment.series})) or 'none'}.",
         )
     figure, axes = _grid(len(panels))
     for (prediction, series), panel in zip(panels, axes, strict=True):
         _draw_series(fit, prediction, series, panel, level)
         title = f"{prediction.name}: " if len(predictions) > 1 else ""
-        panel.set_title(f"{title}{series.name}", fontsize="small")
+        label = prediction.system.labels.get(series.name, series.name)
+        panel.set_title(f"{title}{label}" if len(label) < 30 else f"{title}{series.name}", fontsize="small")
         panel.tick_params(labelsize="x-small")
         panel.set_xlabel("t", fontsize="small")
     return figure

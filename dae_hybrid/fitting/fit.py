@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from dae_hybrid.codegen.compiler import cores
 from dae_hybrid.errors import OptionError, ParameterError
 from dae_hybrid.fitting.experiment import Experiment
-from dae_hybrid.fitting.free_parameters import Owner, Priors, free_parameters
+from dae_hybrid.fitting.free_parameters import Owner, Priors, free_parameters, names_of
 from dae_hybrid.fitting.losses import LOSSES, LossName
 from dae_hybrid.fitting.misfit import RUN_ERRORS, Misfit, Penalty
 from dae_hybrid.fitting.prediction import Prediction
@@ -36,7 +36,7 @@ from dae_hybrid.options import Options
 from dae_hybrid.progress import Progress
 from dae_hybrid.system.system import HybridSystem, check_built
 
-#: number of free parameters above which the default is the adjoint with L-BFGS-B
+#: number of free parameters of an experiment above which the default is the adjoint with L-BFGS-B
 MANY_PARAMETERS = 50
 
 
@@ -102,7 +102,8 @@ def fit(
     derivatives : {"forward", "adjoint"}, optional
         Analysis: forward gives the Jacobian, at the cost of one linear system per free parameter; the adjoint gives the
         gradient at a cost that does not grow with their number, for optimizers of `minimize`. By default forward with
-        ``"trf"`` for up to 50 free parameters, else the adjoint with ``"L-BFGS-B"``.
+        ``"trf"`` for up to 50 free parameters of an experiment, else the adjoint with ``"L-BFGS-B"``, which needs
+        parameters of comparable size (see `scale`).
     starts : int
         Number of starts: the given one, and a Latin hypercube within the bounds, which must be finite.
     seed : int, optional
@@ -141,14 +142,19 @@ def fit(
     (array([0.4993]), array([0.0067]))
     """
     check_built(system)
-    given = [experiments] if isinstance(experiments, Experiment) else list(experiments)
-    _check_choices(given, loss, f_scale, starts, workers, progress)
-    names = [e.name or str(i) for i, e in enumerate(given, start=1)]
+    given = _experiments(experiments)
+    _check_choices(loss, f_scale, starts, workers, progress, options)
+    names = [str(i) if e.name is None else e.name for i, e in enumerate(given, start=1)]
     if len(set(names)) < len(names):
         raise ParameterError(f"Experiments need different names, got {names}.")
     owners = [Owner(e.system or system, name, frozenset(e.parameters)) for e, name in zip(given, names, strict=True)]
-    fixed, local = dict(parameters or {}), [local] if isinstance(local, str) else list(local)
-    layout = free_parameters(owners, free, local, bounds or {}, scale, priors or {}, fixed)
+    fixed = {} if parameters is None else parameters
+    if not isinstance(fixed, Mapping):
+        raise ParameterError(f"parameters must be a mapping of names to values, got {shown(parameters)}.")
+    layout = free_parameters(
+        owners, free, names_of("local", local), {} if bounds is None else bounds, scale,
+        {} if priors is None else priors, fixed,
+    )  # fmt: skip
     known = _sigma_is_known(given)
     if layout.has_priors and not known:
         raise ParameterError(
@@ -156,10 +162,11 @@ def fit(
             remedy="Give sigma in every experiment.",
         )
     if optimizer is None:
-        is_adjoint = derivatives == "adjoint" or (derivatives is None and layout.size > MANY_PARAMETERS)
+        most = max(len(own) for own, _ in layout.places)
+        is_adjoint = derivatives == "adjoint" or (derivatives is None and most > MANY_PARAMETERS)
         optimizer = "L-BFGS-B" if is_adjoint else "trf"
     analysis = _analysis(optimizer, derivatives)
-    free_names = [free] if isinstance(free, str) else list(free)
+    free_names = names_of("free", free)
     predictions = [
         Prediction(
             e, o.name, o.system, o.system.parameter_vector(common | e.parameters), places,
@@ -169,13 +176,15 @@ def fit(
     ]  # fmt: skip
     for prediction in predictions:
         with suppress(*RUN_ERRORS):  # a start that fails is met again
-            prediction.settle(layout.start)
+            prediction.check_sides(layout.start)
     threads = cores() if workers is None else workers
     misfit = Misfit(predictions, layout, penalty, loss, float(f_scale), threads if starts == 1 else 1)
     with _Reporter(system.name, progress) as report:
         found = _searches(misfit, optimizer, analysis, optimizer_options or {}, starts, seed, threads, report)
     if found[0].best is None:
         raise found[0].failures[0][1]
+    for prediction in predictions:
+        prediction.check_sides(found[0].best.q)
     return Fit(misfit.threaded(threads), tuple(found), optimizer, Options.of(options).rtol, known)
 
 
@@ -252,17 +261,24 @@ def _analysis(optimizer: str, given: str | None) -> Derivatives:
     return "forward" if kind == "LEAST_SQUARES" or given == "forward" else "adjoint"
 
 
+def _experiments(given: Any) -> list[Experiment]:
+    found = [given] if isinstance(given, Experiment) else given
+    if not isinstance(found, Sequence) or not found or not all(isinstance(e, Experiment) for e in found):
+        raise ParameterError(f"experiments must be an Experiment or a list of them, got {shown(given)}.")
+    return list(found)
+
+
 def _check_choices(
-    experiments: Sequence[Any], loss: object, f_scale: object, starts: object, workers: object, progress: object
+    loss: object, f_scale: object, starts: object, workers: object, progress: object, options: Mapping[str, Any]
 ) -> None:
-    if not experiments or not all(isinstance(e, Experiment) for e in experiments):
-        raise ParameterError(f"experiments must be an Experiment or a list of them, got {shown(experiments)}.")
-    if loss not in LOSSES:
+    if "t_eval" in options:
+        raise OptionError("t_eval is not an option of fits: the times are those of the values.")
+    if not isinstance(loss, str) or loss not in LOSSES:
         raise OptionError(f"loss must be one of {', '.join(LOSSES)}, got {shown(loss)}.")
     if not isinstance(f_scale, int | float | np.number) or isinstance(f_scale, bool) or not 0 < f_scale < np.inf:
         raise OptionError(f"f_scale must be a positive number, got {shown(f_scale)}.")
     for name, value in (("starts", starts), ("workers", workers)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1):
             raise OptionError(f"{name} must be a positive integer, got {shown(value)}.")
     if not isinstance(progress, bool) and not callable(progress):
         raise OptionError(f"progress must be True, False or a function, got {shown(progress)}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,6 +74,20 @@ class FreeParameters(Scaling):
         return self.labels.index(label)
 
 
+def names_of(what: str, given: Any) -> list[str]:
+    """Names given as one string, as a sequence, or as the keys of a mapping.
+
+    Raises
+    ------
+    ParameterError
+        They are something else.
+    """
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+        raise ParameterError(f"{what} must be a name or names of parameters, got {shown(given)}.")
+    return list(names)
+
+
 def free_parameters(
     owners: Sequence[Owner],
     free: str | Sequence[str] | Mapping[str, ArrayLike],
@@ -92,12 +106,16 @@ def free_parameters(
     OptionError
         A scale is unknown.
     """
-    names = [free] if isinstance(free, str) else list(free)
+    names = names_of("free", free)
     starts = free if isinstance(free, Mapping) else dict.fromkeys(names)
     if not names or len(set(names)) < len(names):
         raise ParameterError(f"free names the parameters to be estimated, each once, got {shown(free)}.")
-    for what, given in (("local", local), ("bounds", bounds), ("priors", priors)):
-        _refuse_unknown(what, given, names)
+    for what, given in (("bounds", bounds), ("priors", priors)):
+        if not isinstance(given, Mapping):
+            raise ParameterError(f"{what} must be a mapping by the names of parameters, got {shown(given)}.")
+    _refuse_unknown("local", local, names)
+    _refuse_unknown("bounds", bounds, names)
+    _refuse_unknown("priors", priors, names)
     if isinstance(scale, Mapping):
         _refuse_unknown("scale", scale, names)
     blocks, offset = [], 0
@@ -105,7 +123,10 @@ def free_parameters(
     for name in names:
         users = [i for i, owner in enumerate(owners) if name in owner.system.parameters]
         if not users:
-            owners[0].system.parameter_indices(name)  # raises with the names
+            legal = dict.fromkeys(n for owner in owners for n in owner.system.parameters.names)
+            raise ParameterError(
+                f"free: unknown parameter {name!r}.", remedy=f"Parameters, as a whole: {', '.join(legal) or 'none'}."
+            )
         _refuse_fixed(name, owners, users, fixed)
         for group in [[i] for i in users] if name in local else [users]:
             first = owners[group[0]]

@@ -55,8 +55,7 @@ class Conditioning:
         """Analyse a Jacobian whose entries are accurate to `rtol`."""
         lengths = np.linalg.norm(jacobian, axis=0)
         scaled = jacobian / np.where(lengths > 0, lengths, 1.0)
-        short = np.linalg.svd(scaled, compute_uv=False)
-        directions = np.linalg.svd(scaled, full_matrices=True)[2]
+        short, directions = np.linalg.svd(scaled, full_matrices=len(scaled) < len(labels))[1:]
         singular = np.concatenate((short, np.zeros(len(labels) - len(short))))
         rank = int((singular > RANK_FACTOR * rtol * singular.max(initial=0.0)).sum())
         return cls(labels, lengths, singular, directions, rank)
@@ -91,6 +90,16 @@ class Conditioning:
         found[lost, lost] = np.inf
         return np.asarray(found)
 
+    def variances(self, rows: Array) -> Array:
+        """Variances of combinations of the parameters, (k,), from their coefficients (k, n).
+
+        For residuals of unit variance; infinite where the data do not determine a combination.
+        """
+        along = rows / np.where(self.lengths > 0, self.lengths, 1.0) @ self.directions.T
+        found = ((along[:, : self.rank] / self.singular[: self.rank]) ** 2).sum(axis=1)
+        lost = np.abs(along[:, self.rank :]).max(axis=1, initial=0.0)
+        return np.asarray(np.where(lost > NEGLIGIBLE * np.linalg.norm(along, axis=1), np.inf, found))
+
     def plot(self) -> Any:
         """Draw the condition indices and the combinations; a matplotlib Figure."""
         return figures.plot_conditioning(self)
@@ -124,13 +133,16 @@ def covariance(conditioning: Conditioning, misfit: Misfit, jacobian: Array, resi
     Notes
     -----
     With a robust loss rho(z), z = (r / C)^2: H^-1 B H^-1 with H = J^T diag(rho' + 2 rho'' z) J and
-    B = J^T diag((rho' r)^2) J, where priors and penalties have unit variance.
+    B = J^T diag((rho' r)^2) J, where the rows of n data count n / (n - p) times for p parameters, and priors and
+    penalties have unit variance.
     """
     if misfit.loss == "linear":
         return conditioning.inverse() * variance
     z = (residuals / misfit.f_scale) ** 2
     _, first, second = misfit.rho(z)
-    spread = np.concatenate(((first * residuals)[: misfit.n_data] ** 2, np.ones(len(residuals) - misfit.n_data)))
+    factor = misfit.n_data / max(misfit.n_data - conditioning.rank, 1)
+    of_data = factor * (first * residuals)[: misfit.n_data] ** 2
+    spread = np.concatenate((of_data, np.ones(len(residuals) - misfit.n_data)))
     curvature = jacobian.T @ ((first + 2 * second * z)[:, None] * jacobian)
     middle = jacobian.T @ (spread[:, None] * jacobian)
     if conditioning.rank < len(curvature) or np.linalg.eigvalsh(curvature).min() <= 0:

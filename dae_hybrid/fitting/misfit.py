@@ -119,8 +119,10 @@ class Misfit:
         def evaluate() -> Evaluation:
             pairs = self._each(lambda p, _: p.derivatives(q))
             found, by_q = self._evaluation(q, np.concatenate([values for values, _ in pairs]))
-            jacobian = np.concatenate((*(own for _, own in pairs), by_q.toarray()))
-            jacobian[: self.n_data] /= self.sigma[:, None]
+            jacobian = np.zeros((self.size, len(q)))
+            jacobian[self.n_data :] = by_q.toarray()
+            for i, (prediction, (_, slopes)) in enumerate(zip(self.predictions, pairs, strict=True)):
+                self.part(jacobian, i)[:, prediction.free] = slopes / prediction.sigma[:, None]
             return replace(found, jacobian=jacobian, gradient=self.slopes(found.residuals) @ jacobian)
 
         return self._guarded(q, evaluate)
@@ -132,8 +134,11 @@ class Misfit:
             found, by_q = self._evaluation(q)
             slopes = self.slopes(found.residuals)
             seeds = slopes[: self.n_data] / self.sigma
+            gradient = slopes[self.n_data :] @ by_q
             parts = self._each(lambda p, i: p.pullback(q, self.part(seeds, i)))
-            return replace(found, gradient=slopes[self.n_data :] @ by_q + sum(parts))
+            for prediction, own in zip(self.predictions, parts, strict=True):
+                gradient[prediction.free] += own
+            return replace(found, gradient=gradient)
 
         return self._guarded(q, evaluate)
 
@@ -171,8 +176,9 @@ class Misfit:
     def _further(self, q: Array) -> tuple[Array, sparse.csr_array]:
         """Residuals of priors and penalties, and their derivatives by q."""
         free, chosen = self.free, self._prior
-        priors = ((free.scaled(q) - free.prior_mean) / free.prior_sd)[chosen]
-        entries = 1 / (free.slope(q) * free.prior_sd)[chosen]
+        priors = (free.scaled(q)[chosen] - free.prior_mean[chosen]) / free.prior_sd[chosen]
+        with np.errstate(divide="ignore"):
+            entries = 1 / (free.slope(q)[chosen] * free.prior_sd[chosen])
         slopes = sparse.csr_array((entries, (range(len(chosen)), chosen)), shape=(len(chosen), free.size))
         if self._rows is None:
             return priors, slopes

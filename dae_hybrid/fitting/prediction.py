@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,13 +12,24 @@ from dae_hybrid.errors import ParameterError
 from dae_hybrid.fitting.experiment import Experiment, Series, is_used
 from dae_hybrid.interface.output_map import OutputMap, start_of
 from dae_hybrid.interface.prepared import Prepared, Run, prepare
+from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.system.system import HybridSystem
 
-#: share of the span within which a value is at the very time of an event, and relative size of a jump there
-COINCIDENT, JUMP = 1e-11, 1e-6
+#: share of the span within which a value is at the very time of an event, and by which values before it are earlier
+COINCIDENT, BEFORE = 1e-11, 1e-10
+#: relative size of a jump
+JUMP = 1e-6
 #: indices of parameters of a system, and of the free parameters there
 type Places = tuple[NDArray[np.intp], NDArray[np.intp]]
+
+
+class _Outputs(NamedTuple):
+    """Series with common times: their outputs, and the places of their values among these and among the rows."""
+
+    map: OutputMap
+    places: NDArray[np.intp]
+    rows: NDArray[np.intp]
 
 
 class Prediction:
@@ -32,6 +43,8 @@ class Prediction:
     name : str
     targets, sigma : ndarray, shape (m,)
         Measured values and their standard deviations.
+    free : ndarray of int
+        Places of the experiment's own free parameters in q.
     """
 
     def __init__(
@@ -39,36 +52,50 @@ class Prediction:
         wrt: Sequence[str], options: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self.experiment, self.name, self.system = experiment, name, system
-        self._p, (self._own, self._free) = parameters, places
+        self._p, (self._own, self.free) = parameters, places
+        if not wrt:
+            raise ParameterError(f"Experiment {name} depends on no free parameter.", remedy="Leave it out.")
         series, costs = experiment.series, experiment.functionals
         self.series = (*series, *costs)
         self.used = [is_used(s) for s in self.series]
         self.targets = np.concatenate([s.values[used] for s, used in zip(self.series, self.used, strict=True)])
         self.sigma = np.concatenate([s.sigma[used] for s, used in zip(self.series, self.used, strict=True)])
         self._call = {"wrt": wrt, "x0": experiment.x0 or None, **options}
-        times = np.unique(np.concatenate([np.zeros(0), *(s.t for s in series)]))
-        self._names = list(dict.fromkeys(s.name for s in series))
-        self.outputs = self.output_map(self._names, times, experiment.t_span) if series else None
-        self._places = self._in_outputs(times) if self.outputs else np.zeros(0, np.intp)
         self._functionals, start = [s.name for s in costs], start_of(system, self._call["x0"])
         self._started = system if start is None else start[0].system(start[1])
         _check_functionals(system, name, costs)
         self._runs: dict[str | None, Prepared] = {}
+        self._outputs = self._groups()
 
-    def _in_outputs(self, times: Array) -> NDArray[np.intp]:
-        """Indices of the rows of the series among all outputs."""
-        assert self.outputs is not None
-        n_outputs, columns, found = self.outputs.shape[1], self.outputs.layout, []
-        for series, used in zip(self.experiment.series, self.used, strict=False):
-            part = columns[series.name]
+    def _groups(self) -> list[_Outputs]:
+        """Outputs by common times: together those that exist in every mode, the others one by one."""
+        ends = np.cumsum([0, *(int(used.sum()) for used in self.used)])
+        chosen = [i for i, s in enumerate(self.experiment.series) if self.used[i].any()]
+        modes = self.system.modes
+        partly = [
+            i for i in chosen
+            if any(self.series[i].name in m.variables for m in modes)
+            and not all(self.series[i].name in m.variables for m in modes)
+        ]  # fmt: skip
+        everywhere = [i for i in chosen if i not in partly]
+        return [self._group(own, ends) for own in ([everywhere] if everywhere else []) + [[i] for i in partly]]
+
+    def _group(self, own: list[int], ends: NDArray[np.intp]) -> _Outputs:
+        taken = [self.series[i].t[self.used[i].any(axis=1)] for i in own]
+        times, names = np.unique(np.concatenate(taken)), [self.series[i].name for i in own]
+        outputs = self.output_map(names, times, self.experiment.t_span)
+        places, rows = [], []
+        for i in own:
+            series, part = self.series[i], outputs.layout[self.series[i].name]
             if series.values.shape[1] != part.stop - part.start:
                 raise ParameterError(
                     f"Experiment {self.name}: '{series.name}' has {part.stop - part.start} entries, its data "
                     f"{series.values.shape[1]}."
                 )
-            rows = np.searchsorted(times, series.t)[:, None] * n_outputs + np.arange(part.start, part.stop)
-            found.append(rows[used])
-        return np.concatenate(found)
+            row = np.searchsorted(times, series.t)[:, None] * outputs.shape[1] + np.arange(part.start, part.stop)
+            places.append(row[self.used[i]])
+            rows.append(np.arange(ends[i], ends[i + 1]))
+        return _Outputs(outputs, np.concatenate(places), np.concatenate(rows))
 
     @property
     def times(self) -> Array:
@@ -80,77 +107,77 @@ class Prediction:
         return np.concatenate(found)
 
     def output_map(self, names: str | Sequence[str], t: Array, t_span: Sequence[float]) -> OutputMap:
-        """The map to outputs in the conditions of the experiment."""
+        """The map to outputs in the conditions of the experiment, on its side of events."""
+        t0, t1 = t_span
+        if self.experiment.at_events == "before":
+            t = np.maximum(t - BEFORE * (t1 - t0), t0)
         return OutputMap(self.system, t_span, t, names, **self._call)
 
-    def settle(self, q: Array) -> None:
-        """Choose the side of events at whose very times there are values, from a run.
+    def check_sides(self, q: Array) -> None:
+        """Check that no variable jumps at a time of its values, unless the experiment names the side.
 
         Raises
         ------
         ParameterError
-            A variable jumps there, and the experiment does not name the side.
+            One does.
         """
-        if self.outputs is None:
+        if self.experiment.at_events is not None or not self._outputs:
             return
-        run, times = self.outputs.trajectory(self.parameters(q)), self.outputs.t.copy()
-        reach = COINCIDENT * (self.outputs.span[1] - self.outputs.span[0])
-        events = run.event_table.t
-        met = np.array([bool((np.abs(events - t) <= reach).any()) for t in times], dtype=bool)
-        if not met.any():
-            return
-        before, after = (run(times[met], side=side) for side in ("left", "right"))
-        jumps = [
-            (t, name, before[name][i], after[name][i])
-            for name in self._names
-            for i, t in enumerate(times[met])
-            if not np.allclose(before[name][i], after[name][i], rtol=JUMP, atol=0)
-        ]
-        if jumps and self.experiment.at_events is None:
-            t, name, low, high = jumps[0]
-            raise ParameterError(
-                f"Experiment {self.name}: '{name}' jumps at t = {t:.12g}, where there is a value: {low:.6g} before, "
-                f"{high:.6g} after the event.",
-                remedy="at_events='before' or 'after' says on which side values at the very times of events lie.",
-            )
-        if self.experiment.at_events == "before":
-            times[met] -= 10 * reach
-            self.outputs = self.output_map(self._names, times, self.experiment.t_span)
+        run = self._outputs[0].map.trajectory(self.parameters(q))
+        reach, events = COINCIDENT * (self.experiment.t_span[1] - self.experiment.t_span[0]), run.event_table.t
+        for series, used in zip(self.experiment.series, self.used, strict=False):
+            times = np.unique(series.t[used.any(axis=1)])
+            met = times[np.array([bool((np.abs(events - t) <= reach).any()) for t in times], dtype=bool)]
+            before, after = (np.asarray(run(met, side=side)[series.name]) for side in ("left", "right"))
+            size = np.abs([*before.ravel(), *after.ravel(), *series.values[used]]).max(initial=0.0)
+            apart = np.abs(after - before)
+            while apart.ndim > 1:
+                apart = apart.max(axis=-1)
+            if (apart > JUMP * size).any():
+                i = int(np.argmax(apart))
+                raise ParameterError(
+                    f"Experiment {self.name}: '{series.name}' jumps at t = {met[i]:.12g}, where there is a value: "
+                    f"{before[i]} before, {after[i]} after the event.",
+                    remedy="at_events='before' or 'after' says on which side values at the very times of events lie.",
+                )
 
     def parameters(self, q: Array) -> Array:
         """All parameters of the system."""
         p = self._p.copy()
-        p[self._own] = q[self._free]
+        p[self._own] = q[self.free]
         return p
 
     def values(self, q: Array) -> Array:
         """Predicted values, shape (m,)."""
-        p, found = self.parameters(q), [np.zeros(0)]
-        if self.outputs is not None:
-            found.append(self.outputs.values(p).ravel()[self._places])
+        p, found = self.parameters(q), np.zeros(len(self.targets))
+        for outputs, places, rows in self._outputs:
+            found[rows] = outputs.values(p).ravel()[places]
         if self._functionals:
-            found.append(self._picked(self._run(None, p)))
-        return np.concatenate(found)
+            found[self._last :] = self._picked(self._run(None, p))
+        return found
 
     def derivatives(self, q: Array) -> tuple[Array, Array]:
-        """Predicted values (m,) and their derivatives by q, (m, n), by forward analysis."""
+        """Predicted values (m,) and their derivatives by q[free], (m, n_free), by forward analysis."""
         p, n = self.parameters(q), len(self._own)
-        found, slopes = [np.zeros(0)], [np.zeros((0, n))]
-        if self.outputs is not None:
-            values, by_p = self.outputs.derivatives(p)
-            found.append(values.ravel()[self._places])
-            slopes.append(by_p.reshape(-1, n)[self._places])
+        found, slopes = np.zeros(len(self.targets)), np.zeros((len(self.targets), n))
+        for outputs, places, rows in self._outputs:
+            values, by_p = outputs.derivatives(p)
+            found[rows], slopes[rows] = values.ravel()[places], by_p.reshape(-1, n)[places]
         if self._functionals:
             run = self._run("forward", p)
-            found.append(self._picked(run))
-            slopes.append(self._gradients(run))
-        jacobian = np.zeros((len(self.targets), len(q)))
-        jacobian[:, self._free] = np.concatenate(slopes)
-        return np.concatenate(found), jacobian
+            found[self._last :], slopes[self._last :] = self._picked(run), self._gradients(run)
+        return found, slopes
+
+    @property
+    def _last(self) -> int:
+        """Number of rows of the series; those of the functionals follow."""
+        return sum(int(used.sum()) for used in self.used[: len(self.experiment.series)])
 
     def along(self, outputs: OutputMap, q: Array, parameters: Mapping[str, ArrayLike] | None) -> tuple[Array, Array]:
         """Outputs with other fixed parameters, and their derivatives by q, (n_t, n_outputs, n)."""
-        p, given = self.parameters(q), parameters or {}
+        p, given = self.parameters(q), {} if parameters is None else parameters
+        if not isinstance(given, Mapping):
+            raise ParameterError(f"parameters must be a mapping of names to values, got {shown(parameters)}.")
         others, labels = self.system.parameter_vector(given), self.system.parameters.labels()
         changed = [i for i, label in enumerate(labels) if label in given or label.partition("[")[0] in given]
         if free := [labels[i] for i in changed if i in self._own]:
@@ -158,19 +185,18 @@ class Prediction:
         p[changed] = others[changed]
         values, by_p = outputs.derivatives(p)
         found = np.zeros((*values.shape, len(q)))
-        found[..., self._free] = by_p
+        found[..., self.free] = by_p
         return values, found
 
     def pullback(self, q: Array, cotangents: Array) -> Array:
-        """Derivative by q of the sum of predicted values times cotangents (m,), by adjoint analysis."""
-        p, gradient = self.parameters(q), np.zeros(len(q))
-        split = len(self._places)
-        if self.outputs is not None:
-            seeds = np.zeros(self.outputs.shape)
-            np.add.at(seeds.reshape(-1), self._places, cotangents[:split])
-            gradient[self._free] += self.outputs.vjp(p, seeds)
+        """Derivative by q[free] of the sum of predicted values times cotangents (m,), by adjoint analysis."""
+        p, gradient = self.parameters(q), np.zeros(len(self._own))
+        for outputs, places, rows in self._outputs:
+            seeds = np.zeros(outputs.shape)
+            np.add.at(seeds.reshape(-1), places, cotangents[rows])
+            gradient += outputs.vjp(p, seeds)
         if self._functionals:
-            gradient[self._free] += cotangents[split:] @ self._gradients(self._run("adjoint", p))
+            gradient += cotangents[self._last :] @ self._gradients(self._run("adjoint", p))
         return gradient
 
     def _run(self, derivatives: Any, p: Array) -> Run:

@@ -25,6 +25,8 @@ BEYOND = 1.1
 SHRINK, GROW = 0.25, 4.0
 #: step in terms of the parameter where there is no standard error
 FIRST_STEP = 0.05
+#: longest step of a logarithmic or logistic scale
+LONGEST = 1.5
 #: failures, each at a quarter of the step before, after which a profile ends
 FAILURES = 4
 #: largest number of evaluations for an end of the interval, and its relative accuracy there
@@ -49,7 +51,7 @@ class Profile:
     parameters : ndarray, shape (k, n)
         All free parameters along the profile.
     interval : (float, float)
-        Confidence interval; an end is infinite if the profile does not reach it, see `reasons`.
+        Confidence interval; an end that the profile does not reach is the bound, or infinite; see `reasons`.
     estimate, standard_error : float
     quantile : float
         Value of |root| at the ends of the interval.
@@ -122,15 +124,21 @@ class _Side:
     """A profile on one side of the estimate, from there outwards."""
 
     def __init__(self, fit: Fit, index: int, sign: int, level: float, points: int) -> None:
-        self._free, self._variance, self._cost = fit.misfit.free, fit.variance, fit.cost
+        self._free, self._cost = fit.misfit.free, fit.cost
         self._restricted, self._label, self._sign = _Restricted(fit.misfit, index), fit.labels[index], sign
+        self._index = index
         self._limit, self._bound = fit.quantile(level), self._restricted.bounds[sign > 0]
-        start = self._free.scaled(fit.estimates)[index]
-        error = fit.standard_errors[index] / self._free.slope(fit.estimates)[index]
-        self._step = self._limit / STEPS * error if 0 < error < np.inf else FIRST_STEP * (abs(start) or 1.0)
+        start, slope = self._free.scaled(fit.estimates)[index], self._free.slope(fit.estimates)[index]
+        error = fit.standard_errors[index] / slope if slope > 0 else np.inf
+        self._longest = LONGEST if isinstance(self._free.scales[index], str) else np.inf
+        step = self._limit / STEPS * error if 0 < error < np.inf else FIRST_STEP * (abs(start) or 1.0)
+        self._step = min(step, self._longest)
+        # the errors of the runs are no residuals
+        exact = (fit.rtol * np.linalg.norm(fit.misfit.targets / fit.misfit.sigma)) ** 2
+        self._variance = max(fit.variance, exact / fit.misfit.n_data)
         self.points = [_Point(float(start), 0.0, fit.estimates)]
         self.reason = self._walk(points)
-        self.end = np.inf * sign
+        self.end = float((self._free.upper if sign > 0 else self._free.lower)[index])
         if self.reason is None:
             self.end = float(self._refined().q[index])
 
@@ -153,7 +161,7 @@ class _Side:
             gained = found.root - self.points[-1].root
             self.points.append(found)
             change = self._limit / STEPS / gained if gained > 0 else GROW
-            self._step *= float(np.clip(change, SHRINK, GROW))
+            self._step = min(self._step * float(np.clip(change, SHRINK, GROW)), self._longest)
         if self.points[-1].root >= self._limit:
             return None
         what = "upper" if self._sign > 0 else "lower"
@@ -163,14 +171,19 @@ class _Side:
 
     def _at(self, value: float) -> _Point | str:
         """The point at a scaled value, from an extrapolated guess; a string is the reason of a failure."""
-        guess = self._free.scaled(self.points[-1].q)
+        last = self.points[-1]
+        here = self._free.scaled(last.q)
+        guess = here
         if len(self.points) > 1:
-            before, last = self.points[-2], self.points[-1]
-            rate = (guess - self._free.scaled(before.q)) / (last.value - before.value)
-            guess = guess + rate * (value - last.value)
+            before = self.points[-2]
+            guess = here + (here - self._free.scaled(before.q)) * (value - last.value) / (last.value - before.value)
         found = self._restricted.minimise(value, guess)
+        expected = self._cost + 0.5 * self._variance * (last.root + 2 * self._limit / STEPS) ** 2
+        if found.error is not None or found.cost > expected:  # from the last point instead of an extrapolation
+            again = self._restricted.minimise(value, here)
+            found = again if again.error is None and not again.cost > found.cost else found
         if found.error is not None:
-            return f"runs fail beyond {self._label} = {self._free.natural(guess)[0]:.6g}: {found.error.message}"
+            return f"runs fail beyond {self._label} = {last.q[self._index]:.6g}: {found.error.message}"
         increase = 2 * (found.cost - self._cost) / self._variance
         if increase < -IMPROVED:
             raise AssumptionError(

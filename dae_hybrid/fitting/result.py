@@ -27,9 +27,6 @@ from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.tables import align, html
 
-#: distance from a bound, relative to 1 + |bound|, within which a parameter is at it
-AT_BOUND = 1e-6
-
 
 @dataclass(frozen=True, eq=False)
 class Fit:
@@ -141,8 +138,8 @@ class Fit:
 
     @property
     def degrees_of_freedom(self) -> int:
-        """Number of values less the number of parameters that are not at a bound."""
-        return self.misfit.n_data - int((~self.at_bound).sum())
+        """Number of values less the number of combinations of parameters that they determine."""
+        return self.misfit.n_data - self.conditioning.rank
 
     @property
     def variance(self) -> float:
@@ -189,13 +186,7 @@ class Fit:
     @property
     def at_bound(self) -> NDArray[np.bool_]:
         """Whether each estimate is at a bound, towards which the cost falls, (n,)."""
-        s, found = self._free.scaled(self._best.q), np.zeros(len(self.labels), bool)
-        fall = -self._gradient
-        for bound, sign in zip(self._free.scaled_bounds, (-1, 1), strict=True):
-            finite = np.isfinite(bound)
-            reach = AT_BOUND * (1 + np.abs(bound[finite]))
-            found[finite] |= (np.abs(s[finite] - bound[finite]) <= reach) & (sign * fall[finite] > 0)
-        return found
+        return self._free.at_bounds(self._best.q, -self._gradient, np.abs(self._free.start))
 
     @cached_property
     def _linearised(self) -> Evaluation:
@@ -244,6 +235,16 @@ class Fit:
             self.conditioning, self.misfit, jacobian, self._best.residuals, self.variance
         )
         return found
+
+    def variances(self, rows: Array) -> Array:
+        """Variances of combinations of the parameters, (k,), from their coefficients (k, n).
+
+        Infinite where the data do not determine a combination; parameters at a bound are known.
+        """
+        inside = ~self.at_bound
+        if self.misfit.loss == "linear":
+            return self.conditioning.variances(rows[:, inside]) * self.variance
+        return np.einsum("ij,jk,ik->i", rows[:, inside], self.covariance[np.ix_(inside, inside)], rows[:, inside])
 
     @property
     def standard_errors(self) -> Array:
@@ -330,8 +331,12 @@ class Fit:
 
         Raises
         ------
-        AssumptionError
-            The data do not determine a parameter on which the outputs depend.
+        ParameterError
+            A name, time or parameter is not legal.
+
+        Notes
+        -----
+        At the time of an event an output is the value on the experiment's side, after it by default.
         """
         _check_level(level)
         return bands(self, self._prediction(experiment), names, t, parameters, t_span, level)

@@ -20,6 +20,10 @@ from dae_hybrid.optimization.evaluations import failure_penalty
 LEAST_SQUARES = ("trf", "dogbox")
 #: methods of `scipy.optimize.minimize` with a gradient and bounds
 SCALAR = ("L-BFGS-B", "SLSQP")
+#: slope of the cost, in terms of the largest one, at which a search that ends beside failing points has converged
+STATIONARY = 1e-3
+#: options of optimizers that `fit` sets itself
+RESERVED = ("fun", "x0", "jac", "bounds", "method", "loss", "f_scale", "callback", "args", "kwargs")
 #: default tolerances of least squares and of scalar methods: the estimates then are about as accurate as the runs
 FIT_TOLERANCE, SCALAR_TOLERANCE = 1e-11, 1e-9
 #: analysis that gives the derivatives; None for methods without any
@@ -93,6 +97,7 @@ class Track:
     report: Callable[[FitProgress], object] | None
     best: Evaluation | None = None
     largest: float = 0.0
+    steepest: float = 0.0
     count: int = 0
     failures: list[tuple[Array, DaeHybridError]] = field(default_factory=list)
     _last: tuple[bytes, Evaluation] | None = None
@@ -110,6 +115,9 @@ class Track:
             self.failures.append((q, found.error))
         else:
             self.largest = max(self.largest, found.cost)
+            if found.gradient is not None:
+                slopes = np.abs(found.gradient * misfit.free.slope(q))
+                self.steepest = max(self.steepest, float(slopes.max(initial=0.0)))
             if self.best is None or found.cost < self.best.cost:
                 self.best = found
         self._tell(found)
@@ -123,6 +131,19 @@ class Track:
                 self.report(FitProgress(self.number, self.count, found.cost, best, parameters))
         except StopIteration:
             raise _StopSearch from None
+
+    def is_stationary(self) -> bool:
+        """Whether the cost has no slope at the best point, except towards bounds at which that is."""
+        best, free = self.best, self.misfit.free
+        if best is None or best.gradient is None:
+            return True
+        gradient = best.gradient * free.slope(best.q)
+        inside = ~free.at_bounds(best.q, -best.gradient, np.abs(free.start))
+        if best.jacobian is None:
+            return bool(np.abs(gradient[inside]).max(initial=0.0) <= STATIONARY * self.steepest)
+        # cosines between the residuals and their derivatives, with the weights of a robust loss
+        lengths = np.linalg.norm(best.jacobian * free.slope(best.q), axis=0) * np.sqrt(2 * best.cost)
+        return bool((np.abs(gradient) <= STATIONARY * lengths)[inside].all())
 
     # -- functions of the optimizers -----------------------------------------------------------------------
 
@@ -161,6 +182,11 @@ def search(
     track, free = Track(misfit, derivatives, number, report), misfit.free
     s = free.scaled(start)
     success, message = False, ""
+    if not isinstance(options, Mapping) or set(options) & set(RESERVED):
+        raise OptionError(
+            f"optimizer_options must be a mapping of options of {optimizer!r}, without those that fit sets itself "
+            f"({', '.join(RESERVED)}), got {shown(options)}."
+        )
     try:
         first = track.at(s)
         if first.error is not None:
@@ -173,6 +199,12 @@ def search(
             success, message = _by_optimagic(track, s, optimizer, options)
     except _StopSearch:
         message = "Stopped by progress."
+    except (TypeError, ValueError) as reason:
+        if isinstance(reason, DaeHybridError) or not options:
+            raise
+        raise OptionError(f"{optimizer!r} refuses optimizer_options {shown(dict(options))}: {reason}") from reason
+    if success and track.failures and not track.is_stationary():
+        success, message = False, f"Stopped beside points that fail: {track.failures[-1][1].message}"
     return Search(start, track.best, success, message, track.count, tuple(track.failures))
 
 

@@ -18,6 +18,8 @@ type Bound = tuple[ArrayLike | None, ArrayLike | None]
 type Scale = Literal["linear", "log", "logit"] | float
 #: share of the interval between the bounds of a logistic scale that a start leaves free on each side
 EDGE = 1e-3
+#: distance from a bound at which a value is at it, in terms of the distance of the bounds, or of its size
+AT_BOUND = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +75,18 @@ class Scaling:
     def scaled_bounds(self) -> tuple[Array, Array]:
         """Bounds of the scaled values."""
         return self.scaled(self.lower), self.scaled(self.upper)
+
+    def at_bounds(self, q: Array, fall: Array, size: Array) -> NDArray[np.bool_]:
+        """Whether natural values of typical size are at bounds towards which a function falls, in the direction `fall`.
+
+        All arrays have the shape (n,).
+        """
+        found, width = np.zeros(q.size, bool), self.upper - self.lower
+        for bound, sign in ((self.lower, -1), (self.upper, 1)):
+            with np.errstate(invalid="ignore"):
+                reach = AT_BOUND * np.where(np.isfinite(width), width, np.maximum(np.abs(bound), size))
+                found |= np.isfinite(bound) & (np.abs(q - bound) <= reach) & (sign * fall > 0)
+        return found
 
     @property
     def _margin(self) -> Array:
