@@ -154,33 +154,33 @@ class HostFunction:
     def linearize(self, inputs: ArrayLike) -> tuple[Array, Array]:
         """Return the values of a functional and their derivatives, shape (..., *shape, n_wrt), by adjoint analysis.
 
-        Errors are those of `values`.
+        A derivative that does not exist is NaN; its value is that of `values`. Errors are those of `values`.
         """
         rows, leading = self._rows(inputs)
-        found = self._batch(self._sets(rows), gradient="adjoint")
-        values, by_p = found.functionals[self._name], found.gradient[self._name]
+        sets = self._sets(rows)
+        found = self._batch(sets, gradient="adjoint")
+        values, by_p = found.functionals[self._name].copy(), found.gradient[self._name]
         self._note(found.errors)
+        if not found.ok.all():
+            values[~found.ok] = self._batch(sets[~found.ok]).functionals[self._name]
         return values.reshape((*leading, *self.shape)), by_p.reshape((*leading, *self.shape, self.size))
 
     def jvp(self, inputs: ArrayLike, tangents: ArrayLike) -> Array:
         """Return the derivatives of the values along tangents (..., n_wrt), shape (..., *shape).
 
         Leading axes of inputs and tangents are broadcast. Outputs are differentiated by forward analysis along the
-        tangent, or once along all n_wrt inputs if there are more than n_wrt tangents at one point. Functionals are
+        tangent, or once along all n_wrt inputs if a point has more than (n_wrt + 1) / 2 tangents. Functionals are
         differentiated by forward analysis or, if there are many inputs, by adjoint analysis, once for each point.
         Errors are those of `values`.
         """
         p, v = real_array(inputs), real_array(tangents)
         rows, leading = self._rows(np.broadcast_to(p, np.broadcast_shapes(p.shape, v.shape)))
         along = np.broadcast_to(v, (*leading, self.size)).reshape(len(rows), self.size)
-        points, point = np.unique(rows, axis=0, return_inverse=True)
-        point = point.reshape(-1)
         if self._map is None:
-            found = self._batch(self._sets(points), gradient=True)
-            by_p, errors = found.gradient[self._name].reshape(len(points), -1, self.size)[point], found.errors
-            tangents_out, errors = np.einsum("nkp,np->nk", by_p, along), tuple(errors[i] for i in point.tolist())
+            by_p, errors = self._by_p(rows, True)
+            tangents_out = np.einsum("nkp,np->nk", by_p, along)
         else:
-            tangents_out, errors = self._pushed(rows, along, points, point)
+            tangents_out, errors = self._pushed(rows, along)
         self._note(errors)
         return tangents_out.reshape((*leading, *self.shape))
 
@@ -226,10 +226,8 @@ class HostFunction:
     def _pulled(self, rows: Array, weights: Array) -> tuple[Array, Errors]:
         """Derivatives (N, n_wrt) of weighted sums."""
         if self._map is None:
-            found = self._batch(self._sets(rows), gradient="adjoint")
-            k = weights[0].size if len(weights) else 1
-            by_p = found.gradient[self._name].reshape(len(rows), k, self.size)
-            return np.einsum("nk,nkp->np", weights.reshape(len(rows), k), by_p), found.errors
+            by_p, errors = self._by_p(rows, "adjoint")
+            return np.einsum("nk,nkp->np", weights.reshape(len(rows), by_p.shape[1]), by_p), errors
         gradients, run = np.full((len(rows), self.size), np.nan), self._map.vjp
 
         def one(i: int, p: Array) -> None:
@@ -237,28 +235,36 @@ class HostFunction:
 
         return gradients, self._each(rows, one)
 
-    def _pushed(self, rows: Array, along: Array, points: Array, point: NDArray[np.intp]) -> tuple[Array, Errors]:
-        """Derivatives (N, n_t, n_outputs) of outputs along the rows of `along`, with the index of each row's point."""
-        own, counts = cast(OutputMap, self._map), np.bincount(point, minlength=len(points))
-        many = np.flatnonzero(counts > self.size)
+    def _by_p(self, rows: Array, gradient: Literal["adjoint", True]) -> tuple[Array, Errors]:
+        """Derivatives (N, k, n_wrt) of a functional; equal rows are one run."""
+        points, point = _distinct(rows)
+        found, k = self._batch(self._sets(points), gradient=gradient), self.shape[0] if self.shape else 1
+        by_p = found.gradient[self._name].reshape(len(points), k, self.size)
+        return by_p[point], tuple(found.errors[i] for i in point.tolist())
+
+    def _pushed(self, rows: Array, along: Array) -> tuple[Array, Errors]:
+        """Derivatives (N, n_t, n_outputs) of outputs along the rows of `along`."""
+        own, (points, point) = cast(OutputMap, self._map), _distinct(rows)
         found = np.full((len(rows), *self.shape), np.nan)
         errors: list[DaeHybridError | None] = [None] * len(rows)
+        # a run with n directions integrates 1 + n systems, n runs with one direction integrate 2 n
+        many = np.flatnonzero(2 * np.bincount(point, minlength=len(points)) > 1 + self.size)
+        jacobians, place = np.empty((len(many), *self.shape, self.size)), np.full(len(points), -1)
 
         def once(k: int, p: Array) -> None:
-            by_p = own.derivatives(p)[1]
-            for i in np.flatnonzero(point == many[k]).tolist():
-                found[i] = by_p @ along[i]
+            jacobians[k] = own.derivatives(p)[1]
 
         for k, error in enumerate(self._each(points[many], once)):
-            for i in np.flatnonzero(point == many[k]).tolist():
-                errors[i] = error
-        few = np.flatnonzero(counts[point] <= self.size)
+            place[many[k]] = k if error is None else -1
+        known = (place[point] >= 0) & np.isfinite(along).all(axis=1)
+        found[known] = np.einsum("n...p,np->n...", jacobians[place[point[known]]], along[known])
+        others = np.flatnonzero(~known)  # also where the Jacobian is refused: some of its directions may exist
 
         def one(k: int, p: Array) -> None:
-            found[few[k]] = own.jvp(p, along[few[k]])[1]
+            found[others[k]] = own.jvp(p, along[others[k]])[1]
 
-        for k, error in enumerate(self._each(rows[few], one)):
-            errors[few[k]] = error
+        for k, error in enumerate(self._each(rows[others], one)):
+            errors[others[k]] = error
         return found, tuple(errors)
 
     def _each(self, rows: Array, one: Callable[[int, Array], None]) -> Errors:
@@ -318,6 +324,12 @@ class HostFunction:
             self.statistics["failed"] += len(failed)
         if failed and self._raises:
             raise failed[0]
+
+
+def _distinct(rows: Array) -> tuple[Array, NDArray[np.intp]]:
+    """Return the distinct rows, and the index of each row among them."""
+    points, point = np.unique(rows, axis=0, return_inverse=True)
+    return points, point.reshape(-1)
 
 
 def by_name(given: Mapping[str, Any], blocks: Mapping[str, int]) -> list[Any]:

@@ -2,7 +2,7 @@
 
 JAX takes one rule of differentiation for a function: `reverse_mode` is for `jax.grad`, `jax.vjp` and `jax.jacrev`,
 `forward_mode` for `jax.jvp` and `jax.jacfwd`. Both work within `jax.jit` and `jax.vmap`; the runs of a mapped call are
-made in one batch, on all cores.
+made together, on all cores.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def reverse_mode(system: HybridSystem, t_span: Sequence[float], **arguments: Unp
 def forward_mode(system: HybridSystem, t_span: Sequence[float], **arguments: Unpack[BridgeArguments]) -> JaxFunction:
     """Make a function for `jax.jvp` and `jax.jacfwd`; the arguments are those of `reverse_mode`.
 
-    A tangent of outputs costs one direction of forward analysis, the Jacobian one run with n_wrt directions.
+    A tangent of outputs costs one direction of forward analysis, the Jacobian a run with n_wrt directions.
 
     Examples
     --------

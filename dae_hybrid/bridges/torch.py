@@ -1,7 +1,7 @@
 """Functionals and outputs as differentiable functions of PyTorch. Needs torch, on the CPU (extra ``[torch]``).
 
 `reverse_mode` is for ``backward()``, `torch.func.grad` and `torch.func.jacrev`, `forward_mode` for `torch.func.jvp` and
-`torch.func.jacfwd`. Both work within `torch.func.vmap`; the runs of a mapped call are made in one batch, on all cores.
+`torch.func.jacfwd`. Both work within `torch.func.vmap`; the runs of a mapped call are made together, on all cores.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ def reverse_mode(system: HybridSystem, t_span: Sequence[float], **arguments: Unp
     array([-92.6126])
     """
     host = HostFunction(system, t_span, **arguments)
-    return TorchFunction(host, _Pulled if host.has_outputs else _Linearized)
+    return TorchFunction(host, _Pulled)
 
 
 def forward_mode(system: HybridSystem, t_span: Sequence[float], **arguments: Unpack[BridgeArguments]) -> TorchFunction:
     """Make a function for `torch.func.jvp` and `torch.func.jacfwd`; the arguments are those of `reverse_mode`.
 
-    A tangent of outputs costs one direction of forward analysis, the Jacobian one run with n_wrt directions.
+    A tangent of outputs costs one direction of forward analysis, the Jacobian a run with n_wrt directions.
 
     Examples
     --------
@@ -131,8 +131,9 @@ class TorchFunction:
                 f"Inputs: needed is a tensor of shape (..., {self._host.size}) ({', '.join(self.wrt)}), got shape "
                 f"{tuple(found.shape)}."
             )
-        result = self._rule.apply(found, self._host)
-        return result[0] if isinstance(result, tuple) else result
+        if self._rule is _Pulled and not self._host.has_outputs and found.requires_grad and torch.is_grad_enabled():
+            return _Linearized.apply(found, self._host)[0]  # the value is a by-product of the gradient
+        return self._rule.apply(found, self._host)
 
     @property
     def last_errors(self) -> Errors:
@@ -224,11 +225,11 @@ class _Linearized(torch.autograd.Function):
 
 
 class _Pulled(torch.autograd.Function):
-    """Outputs with the adjoint of a weighted sum of them."""
+    """Values with the adjoint of a weighted sum of them, which is computed in the backward pass."""
 
     @staticmethod
     def forward(p: Any, host: HostFunction) -> Any:
-        return torch.from_numpy(host.values(p.detach().numpy()))
+        return torch.from_numpy(host.values(p.detach().numpy()).copy())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

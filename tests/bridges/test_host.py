@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bridged import touching_ball
+from bridged import folded, touching_ball
 from models import em
 
 import dae_hybrid as dh
@@ -109,6 +109,40 @@ def test_a_grazing_run_has_values_and_no_derivatives(make: Any) -> None:
     with pytest.raises(dh.GrazingError):
         refusing.vjp(touching, np.ones(host.shape))
     np.testing.assert_array_equal(refusing.vjp(touching, np.zeros(host.shape)), [0.0, 0.0])  # left out by the loss
+
+
+def test_a_refused_derivative_leaves_the_value() -> None:
+    host, points = HostFunction(folded().build(), (0, 1), **TIGHT), [[0.9], [1.0], [np.nan], [1.1]]
+    values, by_p = host.linearize(points)
+    assert [type(error) for error in host.last_errors[:3]] == [type(None), dh.EventError, dh.ParameterError]
+    off = 0.1 * np.exp(-1)
+    np.testing.assert_allclose(values, [1 + off, 1, np.nan, 1 + off], rtol=1e-7)
+    np.testing.assert_allclose(by_p[:, 0], [-np.exp(-1), np.nan, np.nan, np.exp(-1)], rtol=1e-7)
+    np.testing.assert_allclose(values, host.values(points), rtol=1e-9)
+
+
+@pytest.mark.parametrize(("tangents", "expected"), [(1, {"jvp": 1}), (2, {"derivatives": 1}), (3, {"derivatives": 1})])
+def test_many_tangents_at_a_point_are_one_run(
+    monkeypatch: pytest.MonkeyPatch, tangents: int, expected: dict[str, int]
+) -> None:
+    host, along, made = outputs(), np.random.default_rng(5).normal(size=(tangents, 2)), dict[str, int]()
+    single = [host.jvp(P[0], v) for v in along]
+    for name in ("jvp", "derivatives"):
+
+        def counted(*given: Any, name: str = name, run: Any = getattr(OutputMap, name)) -> Any:
+            made[name] = made.get(name, 0) + 1
+            return run(*given)
+
+        monkeypatch.setattr(OutputMap, name, counted)
+    np.testing.assert_allclose(host.jvp(P[0], along), single, rtol=1e-7, atol=1e-9)
+    assert made == expected
+
+
+def test_a_refused_jacobian_leaves_the_tangents_that_exist() -> None:
+    host = HostFunction(SYSTEM, SPAN, outputs="y", t_eval=[0.2, 0.4], wrt=["e", "top"], **TIGHT)
+    found = host.jvp([0.8, 1.0], np.eye(2))  # it touches the ceiling, which does not depend on e
+    single = [host.jvp([0.8, 1.0], v) for v in np.eye(2)]
+    np.testing.assert_array_equal(found, single)
 
 
 def test_outputs_of_a_run_that_ends_early() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bridged import touching_ball
+from bridged import folded, touching_ball
 
 import dae_hybrid as dh
 from dae_hybrid.problems import em_hysteresis
@@ -116,6 +116,18 @@ def test_a_loss_may_leave_out_runs_that_failed(of: Any) -> None:
     found = jax.grad(lambda q: jnp.nansum(jax.vmap(function)(q)))(points)
     np.testing.assert_allclose(found[0], jax.grad(lambda p: jnp.sum(function(p)))(P), rtol=1e-9)
     np.testing.assert_array_equal(found[1], [0.0, 0.0])
+
+
+def test_a_masked_loss_has_the_same_value_under_value_and_grad() -> None:
+    distance, points = reverse_mode(folded().build(), (0, 1), **TIGHT), jnp.array([[0.9], [1.0], [1.1]])
+
+    def loss(q: Any) -> Any:
+        found = jax.vmap(distance)(q)
+        return jnp.sum(jnp.where(jnp.isfinite(found), found, 0.0)) / jnp.sum(jnp.isfinite(found))
+
+    value, gradient = jax.value_and_grad(loss)(points)
+    np.testing.assert_allclose([value, loss(points)], 1 + 0.2 * np.exp(-1) / 3, rtol=1e-8)
+    np.testing.assert_allclose(gradient[:, 0] * 3, [-np.exp(-1), np.nan, np.exp(-1)], rtol=1e-7)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

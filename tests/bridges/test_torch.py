@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bridged import touching_ball
+from bridged import folded, touching_ball
 
 import dae_hybrid as dh
 from dae_hybrid.problems import em_hysteresis
@@ -18,6 +18,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its own parts
     torch = pytest.importorskip("torch", reason="torch is not installed", exc_type=ImportError)
 
+from dae_hybrid.bridges.host import HostFunction
 from dae_hybrid.bridges.torch import forward_mode, reverse_mode
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.*:FutureWarning")
@@ -91,6 +92,42 @@ def test_refusals_are_nan_with_a_reason(of: Any) -> None:
     refusing = reverse_mode(BALL, (0, 2), on_failure="raise", **of, **call)
     with pytest.raises(dh.GrazingError):
         refusing(points).sum().backward()
+
+
+@pytest.mark.parametrize("on_failure", ["nan", "raise"])
+def test_values_do_not_depend_on_derivatives(monkeypatch: pytest.MonkeyPatch, on_failure: Any) -> None:
+    system, points = folded().build(), torch.tensor([[0.9], [1.0], [1.1]], dtype=torch.float64)
+    distance = reverse_mode(system, (0, 1), on_failure=on_failure, **TIGHT)
+    expected = [
+        dh.simulate(system, (0, 1), parameters={"p": q}, **TIGHT).functionals["distance"] for q in (0.9, 1, 1.1)
+    ]
+    leaf = points.clone().requires_grad_()
+    with monkeypatch.context() as patch:
+        patch.setattr(HostFunction, "linearize", None)  # no gradient, no adjoint analysis
+        with torch.no_grad():
+            np.testing.assert_allclose(distance(leaf), expected, rtol=1e-9)
+        for values in (distance(points), torch.func.vmap(distance)(points)):
+            np.testing.assert_allclose(values, expected, rtol=1e-9)
+            assert not values.requires_grad
+
+
+def test_a_refused_derivative_leaves_the_value() -> None:
+    distance = reverse_mode(folded().build(), (0, 1), **TIGHT)
+    points = torch.tensor([[0.9], [1.0], [1.1]], dtype=torch.float64)
+    values, slopes = [1 + 0.1 * np.exp(-1), 1, 1 + 0.1 * np.exp(-1)], [-np.exp(-1), np.nan, np.exp(-1)]
+    per_run, total = torch.func.grad_and_value(distance), lambda q: torch.func.vmap(distance)(q).sum()
+    mapped, own = torch.func.vmap(per_run)(points)
+    np.testing.assert_allclose(own, values, rtol=1e-8)
+    np.testing.assert_allclose(mapped[:, 0], slopes, rtol=1e-7)
+    of_total, found = torch.func.grad_and_value(total)(points)
+    np.testing.assert_allclose(found, sum(values), rtol=1e-8)
+    np.testing.assert_allclose(of_total[:, 0], slopes, rtol=1e-7)
+    for call in (distance, torch.func.vmap(distance)):
+        leaf = points.clone().requires_grad_()
+        found = call(leaf)
+        np.testing.assert_allclose(found.detach(), values, rtol=1e-8)
+        found.sum().backward()
+        np.testing.assert_allclose(leaf.grad[:, 0], slopes, rtol=1e-7)
 
 
 @KINDS
