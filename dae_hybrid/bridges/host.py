@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from threading import Lock
 from typing import Any, Literal, Unpack, cast
@@ -18,7 +18,7 @@ from dae_hybrid.interface.crews import share_out
 from dae_hybrid.interface.output_map import OutputMap
 from dae_hybrid.interface.parameter_sets import ParameterTable
 from dae_hybrid.interface.runs import Parameters
-from dae_hybrid.numeric_input import real_array
+from dae_hybrid.numeric_input import real_array, shown
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.system.system import HybridSystem, check_built
 
@@ -103,12 +103,12 @@ class HostFunction:
         self._x0, self._wrt = x0, wrt if wrt is None or isinstance(wrt, str) else list(wrt)
         self._map: OutputMap | None = None
         if outputs is not None:
+            self._names = _names(outputs)
             self._map = OutputMap(
-                system, t_span, np.asarray(t_eval), outputs, wrt=self._wrt, x0=x0, adapter=adapter, strict=strict,
+                system, t_span, np.asarray(t_eval), self._names, wrt=self._wrt, x0=x0, adapter=adapter, strict=strict,
                 **options,
             )  # fmt: skip
             self.shape: tuple[int, ...] = self._map.shape
-            self._names = [outputs] if isinstance(outputs, str) else list(outputs)
         else:
             self._name = system.functional_name(functional)
             part = system.functionals[self._name]
@@ -121,6 +121,12 @@ class HostFunction:
         self.last_errors: Errors = ()
         self.statistics = {"runs": 0, "failed": 0}
         self._lock = Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=Lock())
 
     @property
     def has_outputs(self) -> bool:
@@ -326,6 +332,13 @@ class HostFunction:
             raise failed[0]
 
 
+def _names(outputs: str | Sequence[str]) -> list[str]:
+    found = [outputs] if isinstance(outputs, str) else list(outputs) if isinstance(outputs, Iterable) else [outputs]
+    if not all(isinstance(name, str) for name in found):
+        raise OptionError(f"outputs must be a name or a sequence of names, got {shown(outputs)}.")
+    return found
+
+
 def _distinct(rows: Array) -> tuple[Array, NDArray[np.intp]]:
     """Return the distinct rows, and the index of each row among them."""
     points, point = np.unique(rows, axis=0, return_inverse=True)
@@ -349,5 +362,8 @@ def by_name(given: Mapping[str, Any], blocks: Mapping[str, int]) -> list[Any]:
         shape = tuple(given[name].shape)
         if shape != (size,) and not (size == 1 and shape == ()):
             legal = "a number" if size == 1 else f"shape ({size},)"
-            raise ParameterError(f"Input {name!r}: needed is {legal}, got shape {shape}.")
+            raise ParameterError(
+                f"Input {name!r}: needed is {legal}, got shape {shape}.",
+                remedy="Map the function (vmap) over many points by name.",
+            )
     return [given[name].reshape(-1) for name in blocks]

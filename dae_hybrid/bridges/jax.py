@@ -1,8 +1,8 @@
 """Functionals and outputs as differentiable functions of JAX. Needs jax (extra ``[jax]``).
 
 JAX takes one rule of differentiation for a function: `reverse_mode` is for `jax.grad`, `jax.vjp` and `jax.jacrev`,
-`forward_mode` for `jax.jvp` and `jax.jacfwd`. Both work within `jax.jit` and `jax.vmap`; the runs of a mapped call are
-made together, on all cores.
+`forward_mode` for `jax.jvp` and `jax.jacfwd`; JAX itself refuses the wrong one. Both work within `jax.jit` and
+`jax.vmap`; the runs of a mapped call are made together, on all cores.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from dae_hybrid.bridges.errors import BridgeError
 from dae_hybrid.bridges.host import BridgeArguments, Errors, HostFunction, by_name
 from dae_hybrid.errors import ParameterError, UnsupportedError
+from dae_hybrid.numeric_input import shown
 from dae_hybrid.system.system import HybridSystem
 
 try:
@@ -48,8 +49,9 @@ def reverse_mode(system: HybridSystem, t_span: Sequence[float], **arguments: Unp
     x0 : mapping or array, optional
         Initial values, as in `OutputMap`.
     on_failure : {"nan", "raise"}
-        Result of a run that fails, and of a derivative that does not exist: NaN (default), or an exception. JAX wraps
-        an exception of its own around it. `JaxFunction.last_errors` has the typed errors in both cases.
+        Result of a run that fails, and of a derivative that does not exist, whose value remains: NaN (default), or an
+        exception. JAX wraps an exception of its own around it. `JaxFunction.last_errors` has the typed errors in both
+        cases.
     workers : int, optional
         Number of threads; default the number of cores available to this process.
     adapter, strict, and options of a run
@@ -77,7 +79,7 @@ def reverse_mode(system: HybridSystem, t_span: Sequence[float], **arguments: Unp
     [-92.6126]
     """
     host = HostFunction(system, t_span, **arguments)
-    return JaxFunction(host, _pulled(host) if host.has_outputs else _linearized(host))
+    return JaxFunction(host, _pulled if host.has_outputs else _linearized)
 
 
 def forward_mode(system: HybridSystem, t_span: Sequence[float], **arguments: Unpack[BridgeArguments]) -> JaxFunction:
@@ -96,14 +98,15 @@ def forward_mode(system: HybridSystem, t_span: Sequence[float], **arguments: Unp
     (2, 1, 1)
     """
     host = HostFunction(system, t_span, **arguments)
-    return JaxFunction(host, _pushed(host))
+    return JaxFunction(host, _pushed)
 
 
 class JaxFunction:
     """A functional, or outputs at times, as a function of JAX; made by `reverse_mode` and `forward_mode`.
 
     The argument is an array of shape (n_wrt,), or a dict with an array for each parameter of `wrt`, of shape (size,) or
-    () for a single entry. The result has the shape (), (k,) of a vector functional, or (n_t, n_outputs).
+    () for a single entry. The result has the shape (), (k,) of a vector functional, or (n_t, n_outputs). The function
+    can be pickled and copied.
 
     Attributes
     ----------
@@ -113,9 +116,12 @@ class JaxFunction:
         Names of the inputs, one per entry.
     """
 
-    def __init__(self, host: HostFunction, function: Callable[[Any], Any]) -> None:
-        self._host, self._function = host, function
+    def __init__(self, host: HostFunction, rule: Callable[[HostFunction], Callable[[Any], Any]]) -> None:
+        self._host, self._rule, self._function = host, rule, rule(host)
         self.shape, self.wrt = host.shape, host.wrt
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JaxFunction, (self._host, self._rule)
 
     def __call__(self, inputs: Any) -> Any:
         """Return the value at these inputs.
@@ -152,11 +158,14 @@ class JaxFunction:
 
 
 def _checked(given: Any) -> Any:
-    found = jnp.asarray(given)
+    try:
+        found = jnp.asarray(given)
+    except (TypeError, ValueError, OverflowError) as reason:
+        raise ParameterError(f"Inputs must be arrays of type float64, got {shown(given)}.") from reason
     if found.dtype != jnp.float64:
         raise ParameterError(
-            f"Inputs must be of type float64, got {found.dtype}: derivatives of a run have no digits in float32.",
-            remedy='Call jax.config.update("jax_enable_x64", True) before arrays are made, and pass float64.',
+            f"Inputs must be of type float64, got {found.dtype}.",
+            remedy='Pass real numbers as float64, after jax.config.update("jax_enable_x64", True).',
         )
     return found
 

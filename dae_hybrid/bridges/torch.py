@@ -44,8 +44,8 @@ def reverse_mode(system: HybridSystem, t_span: Sequence[float], **arguments: Unp
     x0 : mapping or array, optional
         Initial values, as in `OutputMap`.
     on_failure : {"nan", "raise"}
-        Result of a run that fails, and of a derivative that does not exist: NaN (default), or the error itself.
-        `TorchFunction.last_errors` has the typed errors in both cases.
+        Result of a run that fails, and of a derivative that does not exist, whose value remains: NaN (default), or the
+        error itself. `TorchFunction.last_errors` has the typed errors in both cases.
     workers : int, optional
         Number of threads; default the number of cores available to this process.
     adapter, strict, and options of a run
@@ -54,7 +54,7 @@ def reverse_mode(system: HybridSystem, t_span: Sequence[float], **arguments: Unp
     Returns
     -------
     TorchFunction
-        A function of float64 inputs on the CPU, shape (..., n_wrt), or of a dict of them by name.
+        A function of float64 inputs on the CPU, shape (..., n_wrt), or of a dict of those of one point by name.
 
     Raises
     ------
@@ -98,8 +98,9 @@ class TorchFunction:
     """A functional, or outputs at times, as a function of PyTorch; made by `reverse_mode` and `forward_mode`.
 
     The argument is a tensor of shape (..., n_wrt), or a dict with a tensor for each parameter of `wrt`, of shape
-    (size,), or () for a single entry. The result has the same leading axes, followed by those of one result: (), (k,)
-    of a vector functional, or (n_t, n_outputs).
+    (size,), or () for a single entry; `torch.func.vmap` takes many points by name. The result has the same leading
+    axes, followed by those of one result: (), (k,) of a vector functional, or (n_t, n_outputs). The function can be
+    pickled and copied, also as a part of a `torch.nn.Module`.
 
     Attributes
     ----------
@@ -154,9 +155,8 @@ def _checked(given: Any) -> Any:
         raise ParameterError(f"Inputs must be tensors, got {type(given).__name__}.")
     if given.dtype != torch.float64 or given.device.type != "cpu":
         raise ParameterError(
-            f"Inputs must be of type float64 on the CPU, got {given.dtype} on {given.device}: derivatives of a run "
-            "have no digits in float32.",
-            remedy="Use inputs.double().cpu(), or torch.set_default_dtype(torch.float64).",
+            f"Inputs must be of type float64 on the CPU, got {given.dtype} on {given.device}.",
+            remedy="Pass real numbers as float64: inputs.double().cpu(), or torch.set_default_dtype(torch.float64).",
         )
     return given
 
@@ -174,7 +174,16 @@ class _OnHost(torch.autograd.Function):
 
     @staticmethod
     def forward(host_call: Any, *tensors: Any) -> Any:
-        return torch.from_numpy(host_call(*(tensor.detach().numpy() for tensor in tensors)))
+        try:
+            arrays = [tensor.detach().numpy() for tensor in tensors]
+        except RuntimeError as reason:  # the vmap within torch.autograd has no rule for functions
+            if "batching rule" not in str(reason).lower():
+                raise
+            raise UnsupportedError(
+                "Batched derivatives of torch.autograd (vectorize=True, is_grads_batched=True) are not supported.",
+                remedy="Use torch.func.jacrev or torch.func.jacfwd, or torch.func.vmap of torch.func.vjp.",
+            ) from reason
+        return torch.from_numpy(host_call(*arrays))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -193,7 +202,18 @@ class _OnHost(torch.autograd.Function):
         raise UnsupportedError(SECOND)
 
 
-class _Linearized(torch.autograd.Function):
+class _Reverse(torch.autograd.Function):
+    """A function with a backward pass only."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise UnsupportedError(
+            "A function of reverse_mode has no derivative along tangents, and second derivatives are not implemented.",
+            remedy="Use forward_mode for torch.func.jvp and torch.func.jacfwd.",
+        )
+
+
+class _Linearized(_Reverse):
     """A functional with its gradient, which adjoint analysis gives with the value."""
 
     @staticmethod
@@ -224,7 +244,7 @@ class _Linearized(torch.autograd.Function):
         return terms.sum(dim=-2) if ctx.inner else terms, None
 
 
-class _Pulled(torch.autograd.Function):
+class _Pulled(_Reverse):
     """Values with the adjoint of a weighted sum of them, which is computed in the backward pass."""
 
     @staticmethod

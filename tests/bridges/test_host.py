@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -127,9 +129,9 @@ def test_many_tangents_at_a_point_are_one_run(
 ) -> None:
     host, along, made = outputs(), np.random.default_rng(5).normal(size=(tangents, 2)), dict[str, int]()
     single = [host.jvp(P[0], v) for v in along]
-    for name in ("jvp", "derivatives"):
+    for name, run in {name: getattr(OutputMap, name) for name in ("jvp", "derivatives")}.items():
 
-        def counted(*given: Any, name: str = name, run: Any = getattr(OutputMap, name)) -> Any:
+        def counted(*given: Any, name: str = name, run: Any = run) -> Any:
             made[name] = made.get(name, 0) + 1
             return run(*given)
 
@@ -193,12 +195,26 @@ def test_threads_share_a_function() -> None:
         np.testing.assert_array_equal(list(pool.map(lambda own: host.vjp(p, own), c)), alone)
 
 
+@pytest.mark.parametrize("make", [functional, outputs])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda host: pickle.loads(pickle.dumps(host))])
+def test_a_function_can_be_copied(make: Any, copied: Any) -> None:
+    host, weights = make(), np.ones(make().shape)
+    gradient = host.vjp(P[0], weights)
+    host.values([np.nan, 0.8])
+    again = copied(host)
+    assert isinstance(again.last_errors[0], dh.ParameterError)
+    np.testing.assert_array_equal(again.vjp(P[0], weights), gradient)
+    assert (again.statistics["runs"], host.statistics["runs"]) == (3, 2)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
         ({"outputs": "y"}, dh.OptionError, "belong together"),
         ({"t_eval": [1.0]}, dh.OptionError, "belong together"),
         ({"outputs": "y", "t_eval": [1.0], "functional": "height"}, dh.OptionError, "not both"),
+        ({"outputs": 3, "t_eval": [1.0]}, dh.OptionError, "outputs must be"),
+        ({"outputs": ["y", None], "t_eval": [1.0]}, dh.OptionError, "outputs must be"),
         ({"functional": "none"}, dh.ParameterError, "Unknown functional"),
         ({"on_failure": "ignore"}, dh.OptionError, "on_failure"),
         ({"wrt": "none"}, dh.ParameterError, "unknown parameter"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import runpy
 import subprocess
 import sys
@@ -155,13 +157,27 @@ def test_second_derivatives_are_refused() -> None:
                 second()
     with pytest.raises(TypeError, match="forward-mode"):  # of JAX itself
         jax.jvp(cost, (P,), (P,))
+    with pytest.raises(ValueError, match="do not support transpose"):  # of JAX itself
+        jax.grad(lambda p: ahead(p).sum())(P)
 
 
-def test_single_precision_is_refused() -> None:
+@KINDS
+@pytest.mark.parametrize("mode", [reverse_mode, forward_mode])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda function: pickle.loads(pickle.dumps(function))])
+def test_a_function_can_be_copied(of: Any, mode: Any, copied: Any) -> None:
+    function = mode(BALL, (0, 2), **of, **OF_BALL)
+    jacobian = jax.jacrev if mode is reverse_mode else jax.jacfwd
+    np.testing.assert_array_equal(jacobian(copied(function))(P), jacobian(function)(P))
+
+
+def test_other_types_are_refused() -> None:
     cost = reverse_mode(BALL, (0, 2), functional="height", **OF_BALL)
-    for bad in (P.astype(jnp.float32), jnp.ones(2, int)):
-        with pytest.raises(dh.ParameterError, match="float64"):
+    for bad, got in ((P.astype(jnp.float32), "float32"), (jnp.ones(2, int), "int64"), (P + 0j, "complex128")):
+        with pytest.raises(dh.ParameterError, match=f"float64, got {got}"):
             cost(bad)
+    for odd in ("a", None, {"g": "a", "e": 0.8}):
+        with pytest.raises(dh.ParameterError, match="arrays of type float64, got"):
+            cost(odd)
     with pytest.raises(dh.ParameterError, match=r"jax\.vmap"):
         cost(POINTS)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import re
 import warnings
 from pathlib import Path
@@ -151,18 +153,71 @@ def test_second_derivatives_are_refused(of: Any) -> None:
         torch.func.jacfwd(torch.func.jacfwd(ahead))(P)
 
 
-def test_wrong_directions_are_refused() -> None:
-    cost, ahead = (mode(BALL, (0, 2), functional="height", **OF_BALL) for mode in (reverse_mode, forward_mode))
-    with pytest.raises(NotImplementedError, match="jvp"):  # of PyTorch itself
+@KINDS
+def test_wrong_directions_are_refused(of: Any) -> None:
+    cost, ahead = (mode(BALL, (0, 2), **of, **OF_BALL) for mode in (reverse_mode, forward_mode))
+    with pytest.raises(dh.UnsupportedError, match="forward_mode"):
         torch.func.jvp(cost, (P,), (P,))
+    with pytest.raises(dh.UnsupportedError, match="second derivatives"):
+        torch.func.hessian(cost)(P)
     with pytest.raises(dh.UnsupportedError, match="reverse_mode"):
-        torch.func.grad(ahead)(P)
+        torch.func.grad(lambda p: ahead(p).sum())(P)
+
+
+def test_batched_derivatives_of_autograd() -> None:
+    leaf, of = P.clone().requires_grad_(), {"outputs": "y", "t_eval": [0.4, 1.9], **OF_BALL}
+    position, ahead = (mode(BALL, (0, 2), **of) for mode in (reverse_mode, forward_mode))
+    cost = reverse_mode(BALL, (0, 2), functional="height", **OF_BALL)
+    jacobian = torch.autograd.functional.jacobian
+    np.testing.assert_allclose(jacobian(cost, leaf, vectorize=True), torch.func.grad(cost)(P), rtol=1e-7)
+    np.testing.assert_allclose(jacobian(position, leaf), torch.func.jacrev(position)(P), rtol=1e-7)
+    for refused in (
+        lambda: jacobian(position, leaf, vectorize=True),
+        lambda: torch.autograd.grad(position(leaf), leaf, torch.ones(3, 2, 1).double(), is_grads_batched=True),
+        lambda: jacobian(ahead, leaf, vectorize=True, strategy="forward-mode"),
+    ):
+        with pytest.raises(dh.UnsupportedError, match=r"torch\.func"):
+            refused()
+
+
+@KINDS
+@pytest.mark.parametrize("mode", [reverse_mode, forward_mode])
+def test_a_module_can_be_copied_and_saved(of: Any, mode: Any) -> None:
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p, self.function = torch.nn.Parameter(P.clone()), mode(BALL, (0, 2), **of, **OF_BALL)
+
+        def forward(self) -> Any:
+            return self.function(self.p)
+
+    module, file = Module(), io.BytesIO()
+    torch.save(module.function, file)
+    file.seek(0)
+    expected = module().detach()
+    np.testing.assert_array_equal(copy.deepcopy(module)().detach(), expected)
+    np.testing.assert_array_equal(torch.load(file, weights_only=False)(P), expected)
+
+
+def test_many_points_by_name_are_mapped() -> None:
+    cost = reverse_mode(BALL, (0, 2), functional="height", **OF_BALL)
+    points = {"g": P[:1].repeat(3, 1), "e": torch.tensor([0.7, 0.8, 0.85], dtype=torch.float64)}
+    expected = cost(torch.cat([points["g"], points["e"][:, None]], dim=1))
+    np.testing.assert_array_equal(torch.func.vmap(cost)(points), expected)
+    with pytest.raises(dh.ParameterError, match="vmap"):
+        cost(points)
 
 
 def test_other_types_are_refused() -> None:
     cost = reverse_mode(BALL, (0, 2), functional="height", **OF_BALL)
-    for bad in (P.float(), torch.ones(2, dtype=torch.int64), P.numpy(), P.to("meta")):
-        with pytest.raises(dh.ParameterError, match=r"float64|tensors"):
+    for bad, got in (
+        (P.float(), "float64 on the CPU, got torch.float32 on cpu"),
+        (torch.ones(2, dtype=torch.int64), "got torch.int64 on cpu"),
+        (P + 0j, "got torch.complex128"),
+        (P.to("meta"), "on meta"),
+        (P.numpy(), "tensors, got ndarray"),
+    ):
+        with pytest.raises(dh.ParameterError, match=got):
             cost(bad)
     with pytest.raises(dh.ParameterError, match="shape"):
         cost(torch.ones(3, dtype=torch.float64))
