@@ -5,25 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
 from dae_hybrid.conditions.sequences import EventSequence
-from dae_hybrid.errors import DaeHybridError, EventError, OptionError, ParameterError
+from dae_hybrid.errors import AssumptionError, DaeHybridError, EventError, OptionError, ParameterError
 from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.interface.batch import Batch, batch
 from dae_hybrid.interface.prepared_case import trajectory_of
 from dae_hybrid.interface.runs import Parameters
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.optimization.changes import tolerances
+from dae_hybrid.optimization.differences import STENCIL, Column
 from dae_hybrid.options import Options
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import align, html
 
-#: the stencil of a parameter, in steps
-STENCIL = (1.0, -1.0, 0.5, -0.5)
 STEP_EXPONENT = 0.25
+#: a step that is too large is divided by this number, at most so many times
+SHORTER, SHORTENINGS = 8.0, 6
 #: rows shown in a table
 MAX_ROWS = 20
 
@@ -116,8 +118,9 @@ def hessian(
 ) -> Hessian:
     """Compute second derivatives of a functional by central differences of its adjoint gradient.
 
-    Four gradients for each of n parameters are computed in a batch, on all cores, and combined by Richardson
-    extrapolation: H = (4 D(h/2) - D(h)) / 3, with D(h) the central difference of the gradients at distance h.
+    Six gradients for each of n parameters are computed in a batch, on all cores, and combined by Richardson
+    extrapolation: H = (4 D(h/2) - D(h)) / 3, with D(h) the central difference of the gradients at distance h. D(h/4)
+    and the values of the functional show whether h is small enough; otherwise it is divided by 8, at most six times.
 
     Parameters
     ----------
@@ -129,7 +132,7 @@ def hessian(
         Parameters to differentiate by; default all.
     step : float or mapping of str to float, optional
         Step h relative to each parameter (absolute for a parameter equal to zero), or absolute steps by name, with the
-        default for the others. The default is rtol^(1/4); see Notes.
+        default for the others. The default is rtol^(1/4); see Notes. `Hessian.steps` are the steps used.
 
     Returns
     -------
@@ -139,8 +142,10 @@ def hessian(
     Raises
     ------
     EventError
-        The sequence of events (`EventSequence`) changes within the stencil of a parameter: second derivatives across
-        the change do not exist. The message names the parameter and both sequences.
+        The sequence of events (`EventSequence`), or their order, changes within the stencil of a parameter. The message
+        names the parameter and both sequences.
+    AssumptionError
+        The differences of a parameter approach no limit, or contradict the values of the functional, at all steps.
     DaeHybridError
         A run fails, or its gradient is refused; the message names the point of the stencil.
     OptionError, ParameterError
@@ -153,13 +158,23 @@ def hessian(
     derivatives, which is least for h = rtol^(1/5). The smaller default rtol^(1/4) costs less than a factor of four in
     accuracy above rtol = 1e-12 and is less likely to reach another sequence of events.
 
-    `Hessian.error` is the largest of three numbers, for each entry and its transpose. ``|D(h/2) - D(h)|`` is the usual
-    estimate by the lower order: it is of order h^2, thus much larger than the truncation error of H, and contains the
-    variation of the gradients from run to run, as H does. Half the asymmetry compares rows with columns, which come
-    from different runs. The third number is rtol of the entry. An error of the integrator that is the same in all runs
-    is not visible in differences: compare with a result at another `rtol` where it matters. Knots of signals are not
-    part of the sequence of events: where an event passes one within the stencil, second derivatives may jump, and the
-    difference between D(h/2) and D(h) shows it.
+    A step is small enough if two tests pass, each to a share of the quantity or to the noise of the runs. From h/2 to
+    h/4 the change of D falls to less than a half (theory: a quarter) and the distance between the one-sided differences
+    to less than 0.6 (theory: a half): a step longer than the scale on which a gradient varies, or a kink of a gradient,
+    fails. The values at distances h, h/2 and 0 differ by the integral of the gradient.
+
+    `Hessian.error` is the largest of these numbers, for each entry and its transpose: ``|D(h/2) - D(h)|``, the usual
+    estimate by the lower order, which is much larger than the truncation error of H; ``|H - D(h/4)|``; rtol times the
+    largest gradient divided by h, for the variation of the gradients from run to run; rtol of the entry; and half the
+    asymmetry, which compares rows with columns, from different runs. Where the differences do not converge beyond their
+    agreement, the distance between the one-sided differences is another.
+
+    The tests see six points. They do not see a feature of the functional between these, such as a narrow peak, nor one
+    below the noise. An error of the integrator that is the same in all runs is not visible in differences: compare with
+    a result at another `rtol` where it matters. Knots of signals are not part of the sequence of events. Where an event
+    or a measurement that moves with the parameters passes one, second derivatives jump or do not exist: steps are
+    shortened until the stencil is on one side, and at the knot the result is refused or has an error as large as the
+    jump.
 
     Examples
     --------
@@ -173,30 +188,21 @@ def hessian(
     name = system.functional_name(functional)
     labels = tuple(system.parameters.labels()[i] for i in indices)
     steps = _steps(system, step, p, indices, Options.of(options).rtol)
-    points = np.tile(p, (1 + len(STENCIL) * len(indices), 1))
-    for k, (i, h) in enumerate(zip(indices, steps, strict=True)):
-        points[1 + len(STENCIL) * k : 1 + len(STENCIL) * (k + 1), i] += h * np.array(STENCIL)
-    runs = batch(
-        system, t_span, parameters=points, functional=name, gradient="adjoint", wrt=wrt, adapter=adapter, **options
+    call = {"functional": name, "gradient": "adjoint", "wrt": wrt, "adapter": adapter, **options}
+    task = _Task(system, t_span, name, p, indices, labels, call, Options.of(options))
+    columns: list[Column | None] = [None] * len(indices)
+    runs = _differentiate(task, steps, columns)
+    second, error = (
+        np.stack([getattr(own, what) for own in columns], axis=1) if columns else np.zeros((len(runs.values[0]), 0, 0))
+        for what in ("second", "error")
     )
-    _raise_errors(runs, labels, indices)
-    _refuse_changes(runs, labels, indices)
-    gradients = runs.gradients  # (runs, k, n)
-    n, c = len(indices), gradients.shape[1]
-    own = gradients[1:].reshape(n, len(STENCIL), c, n)
-    # rounding of the parameters: the distances are those of the points, not of the steps
-    at = points[1:].reshape(n, len(STENCIL), p.size)[np.arange(n), :, list(indices)]
-    wide, narrow = (
-        np.moveaxis((own[:, k] - own[:, k + 1]) / (at[:, k] - at[:, k + 1])[:, None, None], 1, 0) for k in (0, 2)
-    )
-    found = (4 * narrow - wide) / 3  # (c, n, n)
-    matrix, error, asymmetry = _judged(found, np.abs(narrow - wide), Options.of(options).rtol)
-    single = c == 1
+    matrix, error, asymmetry = _judged(second, error, task.options.rtol)
+    single = len(matrix) == 1
     return Hessian(
         functional=name,
         parameters=labels,
         value=runs.functionals[name][0],
-        gradient=gradients[0, 0] if single else gradients[0],
+        gradient=runs.gradients[0, 0] if single else runs.gradients[0],
         matrix=matrix[0] if single else matrix,
         error=error[0] if single else error,
         asymmetry=asymmetry,
@@ -205,11 +211,70 @@ def hessian(
     )
 
 
-def _judged(found: Array, difference: Array, rtol: float) -> tuple[Array, Array, float]:
+class _Task(NamedTuple):
+    """What is differentiated, by which parameters, and where."""
+
+    system: HybridSystem
+    t_span: Sequence[float]
+    functional: str
+    p: Array
+    indices: Sequence[int]
+    labels: Sequence[str]
+    call: Mapping[str, Any]
+    options: Options
+
+
+def _differentiate(task: _Task, steps: Array, columns: list[Column | None]) -> Batch:
+    """Fill the columns; steps that are too large are shortened in place. Returns the last runs."""
+    chosen = list(range(len(steps)))
+    for _ in range(1 + SHORTENINGS):
+        runs, found = _columns(task, steps, chosen)
+        for k, column in zip(chosen, found, strict=True):
+            columns[k] = column
+        chosen = [k for k, column in zip(chosen, found, strict=True) if not column.is_asymptotic]
+        lost = [k for k in chosen if task.p[task.indices[k]] + steps[k] / SHORTER / 4 == task.p[task.indices[k]]]
+        if not chosen:
+            return runs
+        if lost:
+            break
+        steps[chosen] /= SHORTER
+    k = chosen[0]
+    raise AssumptionError(
+        f"The gradient of '{task.functional}' by {task.labels[k]} does not vary smoothly around "
+        f"{task.p[task.indices[k]]:.9g}: differences at distances down to {steps[k] / 4:.1e} approach no limit, or "
+        "contradict the values of the functional. A relation, a knot of a signal that an event or a measurement passes, "
+        "or errors of the runs can be the reason.",
+        remedy="Choose tighter tolerances, pass step=, or look at the surroundings with dh.scan.",
+    )
+
+
+def _columns(task: _Task, steps: Array, chosen: Sequence[int]) -> tuple[Batch, list[Column]]:
+    """Run the stencils of the chosen parameters."""
+    m, stencil = len(STENCIL), np.array(STENCIL)
+    points = np.tile(task.p, (1 + m * len(chosen), 1))
+    places = [slice(1 + m * row, 1 + m * (row + 1)) for row in range(len(chosen))]
+    for place, k in zip(places, chosen, strict=True):
+        points[place, task.indices[k]] += steps[k] * stencil
+    runs = batch(task.system, task.t_span, parameters=points, **task.call)
+    own = [task.indices[k] for k in chosen]
+    _raise_errors(runs, task, own)
+    _refuse_changes(runs, task, own)
+    noise = tolerances(
+        task.system, [task.functional], task.options, np.abs(runs.values).max(axis=0), np.zeros(runs.values.shape[1])
+    ).values
+    found = []
+    for place, k in zip(places, chosen, strict=True):
+        rows, i = [0, *range(place.start, place.stop)], task.indices[k]
+        away = points[place, i] - task.p[i]  # rounded, thus not the multiples of the step
+        found.append(Column(k, away, runs.values[rows], runs.gradients[rows], task.options.rtol, noise))
+    return runs, found
+
+
+def _judged(found: Array, error: Array, rtol: float) -> tuple[Array, Array, float]:
     """Symmetric parts of matrices (k, n, n), errors of their entries, and the largest relative asymmetry."""
     transposed = found.swapaxes(1, 2)
     matrix, apart = (found + transposed) / 2, np.abs(found - transposed)
-    error = np.maximum(np.maximum(difference, difference.swapaxes(1, 2)), np.maximum(apart / 2, rtol * np.abs(matrix)))
+    error = np.maximum(np.maximum(error, error.swapaxes(1, 2)), np.maximum(apart / 2, rtol * np.abs(matrix)))
     largest = np.abs(matrix).max(axis=(1, 2), initial=0.0)
     relative = apart.max(axis=(1, 2), initial=0.0) / np.where(largest > 0, largest, 1.0)
     return matrix, error, float(relative.max(initial=0.0))
@@ -231,7 +296,7 @@ def _steps(system: HybridSystem, step: object, p: Array, indices: Sequence[int],
     else:
         found = (relative if step is None else _positive("step", step, 1.0)) * sizes
     chosen = found[list(indices)]
-    lost = [i for i, h in zip(indices, chosen, strict=True) if p[i] + h / 2 == p[i]]
+    lost = [i for i, h in zip(indices, chosen, strict=True) if p[i] + h / 4 == p[i]]
     if lost:
         name = system.parameters.labels()[lost[0]]
         raise OptionError(f"The step {found[lost[0]]:g} of {name} is lost in the rounding of {p[lost[0]]:g}.")
@@ -246,18 +311,18 @@ def _positive(what: str, given: object, below: float) -> float:
     return float(given)  # type: ignore[arg-type]
 
 
-def _point(i: int, runs: Batch, labels: Sequence[str], indices: Sequence[int]) -> str:
+def _point(i: int, runs: Batch, task: _Task, own: Sequence[int]) -> str:
     """The point of a run in words."""
-    k = (i - 1) // len(STENCIL)
-    return f"{labels[k]} = {runs.parameters[i, indices[k]]:.9g}"
+    entry = own[(i - 1) // len(STENCIL)]
+    return f"{task.labels[list(task.indices).index(entry)]} = {runs.parameters[i, entry]:.9g}"
 
 
-def _raise_errors(runs: Batch, labels: Sequence[str], indices: Sequence[int]) -> None:
+def _raise_errors(runs: Batch, task: _Task, own: Sequence[int]) -> None:
     for i, error in enumerate(runs.errors):
         if error is None:
             continue
         if i:
-            raise _placed(error, _point(i, runs, labels, indices)) from error
+            raise _placed(error, _point(i, runs, task, own)) from error
         raise error
 
 
@@ -269,15 +334,28 @@ def _placed(error: DaeHybridError, point: str) -> DaeHybridError:
     return other
 
 
-def _refuse_changes(runs: Batch, labels: Sequence[str], indices: Sequence[int]) -> None:
+def _refuse_changes(runs: Batch, task: _Task, own: Sequence[int]) -> None:
     changed = np.flatnonzero(runs.digest != runs.digest[0])
     if not changed.size:
         return
     i = int(changed[0])
     one, two = (EventSequence.of(trajectory_of(runs.single(k))) for k in (0, i))
+    is_order = one.is_whole and two.is_whole and sorted(one.codes.tolist()) == sorted(two.codes.tolist())
+    what = "order" if is_order else "sequence"
+    why = (
+        "The functional may have a second derivative if these events do not act on each other, but differences across "
+        "the change do not show it."
+        if is_order
+        else "Differences across the change are no second derivatives."
+    )
+    remedy = (
+        "Pass a smaller step=, or move the parameters away from the change: differentiate where the events do not "
+        "coincide, or by a parameter that moves them together."
+        if is_order
+        else "Pass a smaller step=, or move the parameters away from the change; dh.scan locates it."
+    )
     raise EventError(
-        f"The sequence of events changes within the stencil of the Hessian, between the given parameters and "
-        f"{_point(i, runs, labels, indices)} ({one.difference(two)}). Sequences: {one}; and {two}. Second derivatives "
-        "across the change do not exist.",
-        remedy="Pass a smaller step=, or move the parameters away from the change; dh.scan locates it.",
+        f"The {what} of events changes within the stencil of the Hessian, between the given parameters and "
+        f"{_point(i, runs, task, own)} ({one.difference(two)}). Sequences: {one}; and {two}. {why}",
+        remedy=remedy,
     )

@@ -195,3 +195,106 @@ def test_reports_and_pickles() -> None:
     again = pickle.loads(pickle.dumps(found))
     np.testing.assert_array_equal(again.matrix, found.matrix)
     assert again.sequence == found.sequence
+
+
+@cache
+def oscillator() -> dh.HybridSystem:
+    m = dh.HybridModel("oscillator")
+    w, x, v = m.parameter("w", 100.0), m.differential("x"), m.differential("v")
+    m.initial(m.mode("run", ode={x: w * v, v: -w * x}), {x: 0.0, v: 1.0})
+    m.functional("end", terminal=x)
+    return m.build()
+
+
+@pytest.mark.parametrize("w", [99.3, 100.0])
+@pytest.mark.parametrize("rtol", [1e-6, 1e-9])
+def test_steps_beyond_the_scale_of_the_gradient_are_shortened(w: float, rtol: float) -> None:
+    found = dh.hessian(oscillator(), (0, 10), "end", parameters={"w": w}, rtol=rtol, atol=rtol / 100)
+    exact = -100 * np.sin(10 * w)
+    assert found.steps[0] < rtol**0.25 * w / 7
+    assert abs(found.matrix[0, 0] - exact) <= found.error[0, 0] < 0.1 * abs(exact)
+
+
+@pytest.mark.parametrize("rtol", [1e-4, 1e-6, 1e-8, 1e-10])
+def test_a_peak_below_the_step_is_found(rtol: float) -> None:
+    m = dh.HybridModel("peak")
+    a, y = m.parameter("a", 1000.0), m.differential("y")
+    m.initial(m.mode("run", ode={y: -y}), {y: 1.0})
+    m.functional("end", terminal=y * ca.exp(-((a - 1000) ** 2)))
+    found = dh.hessian(m.build(), (0, 1), rtol=rtol, atol=rtol / 1000)
+    assert abs(found.matrix[0, 0] + 2 * np.exp(-1)) <= found.error[0, 0] < 0.2
+
+
+@cache
+def tent() -> dh.HybridSystem:
+    """Measurements at t = a of a signal with a knot at 1, where it changes from t to 2 - t, and of its integral."""
+    m = dh.HybridModel("tent")
+    a, y = m.parameter("a", 1.001), m.differential("y")
+    u = m.signal("u", [0, 1, 2, 3, 4], [0, 1, 0, 2, 0], outside="hold")
+    m.initial(m.mode("run", ode={y: a * u}), {y: 0.0})
+    m.functional("signal", at_times=[(a, u)])
+    m.functional("integral", at_times=[(a, y)])
+    return m.build()
+
+
+@pytest.mark.parametrize("a", [0.985, 0.9999, 1.001, 1.008, 1.015])
+@pytest.mark.parametrize("rtol", [1e-6, 1e-9])
+def test_knots_of_signals(a: float, rtol: float) -> None:
+    call: dict[str, Any] = {"parameters": {"a": a}, "rtol": rtol, "atol": rtol / 1000}
+    found = dh.hessian(tent(), (0, 3), "signal", **call)
+    assert abs(found.matrix[0, 0]) <= found.error[0, 0] < 0.02
+    found = dh.hessian(tent(), (0, 3), "integral", **call)
+    exact = 3 * a if a < 1 else 2 * (2 - a) - a
+    assert abs(found.matrix[0, 0] - exact) <= found.error[0, 0] < 0.5
+
+
+@pytest.mark.filterwarnings("ignore::dae_hybrid.errors.DerivativeWarning")
+def test_at_a_knot_the_error_is_the_jump() -> None:
+    found = dh.hessian(tent(), (0, 3), "integral", parameters={"a": 1.0}, rtol=1e-9, atol=1e-12)
+    assert min(abs(found.matrix[0, 0] - side) for side in (1.0, 3.0)) <= found.error[0, 0]
+    assert found.error[0, 0] > 0.9
+
+
+def test_a_kink_of_the_gradient_is_refused() -> None:
+    m = dh.HybridModel("root")
+    a, y = m.parameter("a", 1.0), m.differential("y")
+    m.initial(m.mode("run", ode={y: 0}), {y: 1.0})
+    m.functional("end", terminal=y * ((a - 1) ** 2 + 1e-24) ** 0.75)  # second derivatives grow as |a - 1|^(-1/2)
+    with pytest.raises(dh.AssumptionError, match="approach no limit"):
+        dh.hessian(m.build(), (0, 1), rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("rtol", [1e-4, 1e-6, 1e-10])
+def test_the_error_contains_the_noise(rtol: float) -> None:
+    m = dh.HybridModel("damped")
+    k, c, s = (m.parameter(name, value) for name, value in (("k", 4.0), ("c", 0.3), ("s", 1.0)))
+    x, v = m.differential("x"), m.differential("v")
+    m.initial(m.mode("run", ode={x: v, v: -k * x - c * v}), {x: s, v: 0.0})
+    m.functional("end", terminal=x)
+    p = ca.SX.sym("p", 3)
+    w = ca.sqrt(p[0] - p[1] ** 2 / 4)
+    closed = p[2] * ca.exp(-1.5 * p[1]) * (ca.cos(3 * w) + p[1] / (2 * w) * ca.sin(3 * w))
+    exact = ca.Function("exact", [p], [ca.hessian(closed, p)[0]])
+    system, rng = m.build(), np.random.default_rng(1)
+    for _ in range(4):
+        at = np.array([4.0, 0.3, 1.0]) * rng.uniform(0.6, 1.4, 3)
+        found = dh.hessian(system, (0, 3), parameters=at, rtol=rtol, atol=rtol / 1000, step=4 * rtol**0.5)
+        assert (np.abs(found.matrix - np.array(exact(at))) <= found.error).all()
+
+
+def test_the_order_of_simultaneous_events_is_named() -> None:
+    m = dh.HybridModel("two")
+    heights = [m.parameter(f"h{i}", 1.0) for i in range(2)]
+    y, v = m.differential("y", size=2), m.differential("v", size=2)
+    fall = m.mode("fall", ode={y: v, v: ca.DM([-9.81, -9.81])})
+    for i in range(2):
+        m.transition(
+            fall, fall, guard=y[i], direction="falling", name=f"bounce {i}",
+            reset={v: ca.vertcat(*(-0.8 * v[k] if k == i else v[k] for k in range(2)))},
+        )  # fmt: skip
+    m.initial(fall, {y: ca.vertcat(*heights), v: ca.DM.zeros(2)})
+    m.functional("end", terminal=y[0] + v[1])
+    system = m.build()
+    with pytest.raises(dh.EventError, match="order of events changes") as caught:
+        dh.hessian(system, (0, 1), rtol=1e-9, atol=1e-12)
+    assert "moves them together" in str(caught.value)
