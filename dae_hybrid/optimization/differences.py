@@ -10,10 +10,10 @@ from dae_hybrid.numerics.arrays import Array
 
 #: the points of a parameter, in steps: three distances, both sides of each
 STENCIL = (1.0, -1.0, 0.5, -0.5, 0.25, -0.25)
-#: at most these shares remain from distance to distance, of the change of the central difference (smooth: a quarter) and
-#: of the distance between the two one-sided differences (smooth: a half); or both are below a share of the entry, ...
+#: at most these shares remain from distance to distance, of the change of the central difference (smooth: a quarter)
+#: and of the distance between the two one-sided differences (smooth: a half), unless they are below a share of the entry
 CHANGE_LEFT, BEND_LEFT, AGREEMENT = 0.5, 0.6, 0.05
-#: ... or below this multiple of the noise of the gradients
+#: or below this multiple of the noise of the gradients
 NOISE = 10.0
 #: allowed difference between values and integrals of the gradient, as a share of their variation
 DEFECT = 0.01

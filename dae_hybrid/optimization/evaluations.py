@@ -17,8 +17,10 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.optimization.variables import Variables
 from dae_hybrid.progress import Progress
 
-#: points whose gradients are kept; evaluations in the history, and bytes of their parameters
-CACHED, MAX_HISTORY, MAX_HISTORY_BYTES = 8, 10_000, 1e8
+#: points whose gradients are kept, at least and at most, and their bytes: IPOPT returns to points of its line search
+CACHED, MAX_CACHED, MAX_CACHED_BYTES = 8, 1000, 1e8
+#: evaluations in the history, and bytes of their parameters
+MAX_HISTORY, MAX_HISTORY_BYTES = 10_000, 1e8
 #: factor of `failure_penalty`
 PENALTY = 1e3
 
@@ -85,7 +87,7 @@ class Point:
 
 
 class Evaluator:
-    """Evaluate points, once each, and remember what happened."""
+    """Evaluate points, once each, and remember what happened. Arrays are read-only."""
 
     def __init__(self, run: Prepared, names: tuple[str, ...], variables: Variables) -> None:
         self._run, self._names, self._variables = run, names, variables
@@ -103,7 +105,8 @@ class Evaluator:
         if found is None:
             found = self._evaluate(x.copy())
             self._cache[key] = found
-            while len(self._cache) > CACHED:
+            kept = MAX_CACHED_BYTES / max(found.gradients.nbytes, 1)
+            while len(self._cache) > max(CACHED, min(kept, MAX_CACHED)):
                 self._cache.popitem(last=False)
         return found
 
@@ -126,17 +129,13 @@ class Evaluator:
             evaluation.warnings = tuple(said)
             found = self.latest = Point(evaluation, self._variables.by_x(rows, p))
             self.largest = max(self.largest, abs(evaluation.objective))
+        for own in (x, p, found.evaluation.values, found.gradients):
+            own.flags.writeable = False  # they serve later calls
         self.count += 1
         self.history.append(found.evaluation)
         if self.on_evaluation is not None:
             self.on_evaluation(found.evaluation)
         return found
-
-    def clear(self) -> None:
-        """Forget all evaluations."""
-        self._cache.clear()
-        self.history.clear()
-        self.count, self.largest, self.latest = 0, 0.0, None
 
     def accept(self, x: Array) -> Evaluation:
         """Mark a point as an iterate."""

@@ -242,8 +242,8 @@ def _differentiate(task: _Task, steps: Array, columns: list[Column | None]) -> B
     raise AssumptionError(
         f"The gradient of '{task.functional}' by {task.labels[k]} does not vary smoothly around "
         f"{task.p[task.indices[k]]:.9g}: differences at distances down to {steps[k] / 4:.1e} approach no limit, or "
-        "contradict the values of the functional. A relation, a knot of a signal that an event or a measurement passes, "
-        "or errors of the runs can be the reason.",
+        "contradict the values of the functional. A relation, a knot of a signal that an event or a measurement "
+        "passes, or errors of the runs can be the reason.",
         remedy="Choose tighter tolerances, pass step=, or look at the surroundings with dh.scan.",
     )
 

@@ -25,6 +25,10 @@ class Functions(NamedTuple):
     derivatives: Callable[[Array], Array]
 
 
+class Stalled(Exception):
+    """The iterates do not move any more; the argument is the last."""
+
+
 class IpoptResult(NamedTuple):
     """Final point and statistics."""
 
@@ -103,6 +107,9 @@ def ipopt(
     except RuntimeError as error:
         raise OptionError(f"IPOPT cannot be set up with the options {dict(options)}: {error}") from error
     solution = solver(x0=x0, lbx=bounds[0], ubx=bounds[1], lbg=limits[0], ubg=limits[1])
+    if isinstance(guard.raised, Stalled):
+        stats = solver.stats() | {"success": False, "return_status": "No progress: the iterates do not move any more"}
+        return IpoptResult(guard.raised.args[0], stats)
     if guard.raised is not None:
         raise guard.raised
     return IpoptResult(np.array(solution["x"], dtype=float).ravel(), solver.stats())

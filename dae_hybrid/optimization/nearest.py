@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.interface.prepared_case import Analysis
-from dae_hybrid.optimization.changes import Budget, changes_between, tolerances
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.optimization.changes import SLOPE_TOLERANCES, Budget, changes_between, tolerances
 from dae_hybrid.optimization.evaluations import Evaluation
 from dae_hybrid.optimization.line import Line, LinePoint
 from dae_hybrid.optimization.result import ChangeAtOptimum
@@ -35,7 +37,8 @@ def change_beside(
     there = final.parameters[list(indices)]
     size = np.maximum(np.abs(there), np.ptp(points[[own.is_iterate for own in valid]], axis=0))
     size[size == 0] = 1.0
-    away = np.abs((points - there) / size).max(axis=1)
+    distances = np.abs((points - there) / size).max(axis=1)
+    away = distances.copy()
     away[[own.digest == final.digest for own in valid]] = np.inf
     nearest = int(np.argmin(away))
     if not away[nearest] <= SEARCHED:
@@ -48,8 +51,16 @@ def change_beside(
     if found is None:
         return None
     scales = tolerances(system, functionals, options, np.abs(found[0].values), np.zeros_like(found[0].values))
+    scales = replace(scales, slopes=SLOPE_TOLERANCES * options.rtol * _secants(valid, final, distances, scales.values))
     change = next(changes_between(line, *found, scales, Budget(MAX_RUNS)))
     return ChangeAtOptimum(change, line.parameters(change.at), abs(change.at - 1))
+
+
+def _secants(valid: Sequence[Evaluation], final: Evaluation, away: Array, noise: Array) -> Array:
+    """Largest slopes (k,) from the final point to the evaluations: at an optimum its own vanish, and give no scale."""
+    change = np.array([np.abs(own.values - final.values) for own in valid])
+    far = away > 0
+    return np.asarray((np.maximum(change[far] - noise, 0.0) / away[far, None]).max(axis=0, initial=0.0))
 
 
 def _apart(line: Line, distance: float) -> tuple[LinePoint, LinePoint] | None:

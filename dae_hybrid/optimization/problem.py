@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import Bounds, NonlinearConstraint, minimize
+from scipy.optimize import Bounds, minimize
 
 from dae_hybrid.conditions.sequences import EventSequence
 from dae_hybrid.errors import DerivativeWarning, OptionError, ParameterError
@@ -17,8 +17,10 @@ from dae_hybrid.interface.batch import ADJOINT_PARAMETER_RATIO
 from dae_hybrid.interface.prepared import prepare
 from dae_hybrid.interface.prepared_case import Analysis, trajectory_of
 from dae_hybrid.interface.runs import Parameters
+from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.optimization.evaluations import Evaluation, Evaluator, Point, Reporter
+from dae_hybrid.optimization.evaluations import Evaluation, Evaluator, Reporter
+from dae_hybrid.optimization.functions import IpoptTarget, Layout, Target
 from dae_hybrid.optimization.ipopt import Functions, ipopt
 from dae_hybrid.optimization.nearest import change_beside
 from dae_hybrid.optimization.result import ChangeAtOptimum, OptimizationResult
@@ -35,7 +37,7 @@ class Method(NamedTuple):
     constraints: bool
 
 
-#: supported methods: those that use gradients and shorten the step where the objective is large
+#: supported methods: those that use gradients
 METHODS = {
     "SLSQP": Method(bounds=True, constraints=True),
     "trust-constr": Method(bounds=True, constraints=True),
@@ -48,6 +50,10 @@ METHODS = {
 #: default of IPOPT's `tol` as a share of sqrt(rtol), and its least value: at a gradient of about sqrt(rtol), values
 #: differ by no more than the error of a run, and a line search finds no descent
 IPOPT_SHARE, MIN_IPOPT_TOL = 0.1, 1e-8
+#: default of its `max_iter`
+IPOPT_ITERATIONS = 200
+#: options of SciPy's methods that are texts
+TEXTS = ("factorization_method",)
 #: limit on the sequences of events kept by name
 MAX_SEQUENCES = 100
 
@@ -88,13 +94,14 @@ class OptimizationProblem:
     bounds : scipy.optimize.Bounds
         Bounds of the optimisation variables.
     constraints : tuple of scipy.optimize.NonlinearConstraint
-        One for each functional, with exact Jacobians.
+        One for each functional with a finite limit, with exact Jacobians.
     limits : dict of str to (ndarray, ndarray)
         Lower and upper limits of the constraints, by component.
     labels : tuple of str
         Labels of the parameters, n of them.
     history : tuple of Evaluation
-        Evaluations since the last start of `minimize`: the last 10,000, or as many as fit into 100 MB.
+        Evaluations of the `minimize` that was started last; before the first, of calls of the problem and its
+        constraints. The last 10,000, or as many as fit into 100 MB.
 
     Notes
     -----
@@ -103,8 +110,9 @@ class OptimizationProblem:
 
     A point where a run fails or a derivative is refused does not end an optimisation: the objective is then 1000 times
     one plus its largest magnitude so far, its gradient zero, and the constraints are those of the last valid point.
-    All supported methods of SciPy shorten their step there. (With infinity L-BFGS-B reports convergence at a point that
-    is no optimum, TNC gives up, and NaN ends L-BFGS-B, BFGS, CG and TNC.) IPOPT sees NaN, where it shortens its step.
+    The methods of SciPy then shorten their step; CG may give up next to such points, and reports no success. (With
+    infinity L-BFGS-B reports convergence at a point that is no optimum, TNC gives up, and NaN ends L-BFGS-B, BFGS, CG
+    and TNC.) IPOPT sees NaN, where it shortens its step.
     The reason is kept in `history`. Methods that do not use gradients, or that difference them, are refused.
 
     Examples
@@ -149,13 +157,14 @@ class OptimizationProblem:
         self._call: dict[str, Any] = {"adapter": adapter, **options}
         self._options = Options.of(options)
         self._prepared = prepare(system, t_span, functional=names, derivatives=self.derivatives, wrt=wrt, **self._call)
-        self._evaluator = Evaluator(self._prepared, names, variables)
+        self._names = names
         self._sequences: dict[int, EventSequence] = {}
         self.limits = {
             name: (self._limits[0][part.start - 1 : part.stop - 1], self._limits[1][part.start - 1 : part.stop - 1])
             for name, part in self._parts.items()
         }
-        self.constraints = tuple(self._constraint(name) for name in self._parts)
+        self._own = self._latest = self._target()
+        self.constraints = self._own.constraints()
 
     # -- functions of x -----------------------------------------------------------------------------------------
 
@@ -167,10 +176,7 @@ class OptimizationProblem:
         DaeHybridError
             The run fails and there is no earlier valid point.
         """
-        point = self._at(x)
-        if point.evaluation.error is not None:
-            return self._evaluator.penalty, np.zeros(len(self.labels))
-        return self._sign * point.evaluation.objective, self._sign * point.gradients[0]
+        return self._own.objective(x)
 
     def parameters(self, x: ArrayLike) -> dict[str, Any]:
         """Values of the optimised parameters at x, by name."""
@@ -178,24 +184,15 @@ class OptimizationProblem:
 
     @property
     def history(self) -> tuple[Evaluation, ...]:
-        """Evaluations since the last start of `minimize`."""
-        return tuple(self._evaluator.history)
+        """Evaluations of the `minimize` that was started last; before the first, of calls of the problem."""
+        return tuple(self._latest.evaluator.history)
 
-    def _at(self, x: ArrayLike) -> Point:
-        return self._evaluator(self._variables.given(x))
-
-    def _valid(self, x: ArrayLike) -> Point:
-        """The point at x, or the last valid one if that failed."""
-        point, latest = self._at(x), self._evaluator.latest
-        return point if point.evaluation.error is None or latest is None else latest
-
-    def _constraint(self, name: str) -> NonlinearConstraint:
-        part = self._parts[name]
-        return NonlinearConstraint(
-            lambda x: self._valid(x).evaluation.values[part],
-            *self.limits[name],
-            jac=lambda x: self._valid(x).gradients[part],
-        )
+    def _target(self) -> Target:
+        """The functions of x, with a history of their own."""
+        return Target(
+            Evaluator(self._prepared, self._names, self._variables), self._variables,
+            Layout(self._sign, self._parts, self.limits),
+        )  # fmt: skip
 
     # -- optimisation -------------------------------------------------------------------------------------------
 
@@ -203,7 +200,7 @@ class OptimizationProblem:
         self,
         method: str = "SLSQP",
         *,
-        x0: ArrayLike | None = None,
+        x0: ArrayLike | Mapping[str, ArrayLike] | None = None,
         progress: bool | Callable[[Evaluation], object] = False,
         **options: Any,
     ) -> OptimizationResult:
@@ -213,14 +210,16 @@ class OptimizationProblem:
         ----------
         method : {"SLSQP", "trust-constr", "L-BFGS-B", "TNC", "BFGS", "CG", "ipopt"}
             A method of `scipy.optimize.minimize`, or IPOPT, which CasADi contains, with a limited-memory Hessian. The
-            first two and IPOPT support constraints; BFGS and CG do not support bounds.
-        x0 : array, shape (n,), optional
-            Start, default `OptimizationProblem.x0`.
+            first two and IPOPT support constraints; BFGS and CG do not support bounds. IPOPT is for smooth problems: at
+            a kink its line search does not end, and it is stopped after 200 evaluations in which no iterate moves.
+        x0 : array, shape (n,), or mapping of str to float or array, optional
+            Start in terms of the optimisation variables, or values of parameters by name, with the default for the
+            others. Default `OptimizationProblem.x0`.
         progress : bool or callable
             Called with each `Evaluation`; True shows a line on a terminal.
         **options
             Options of the method, such as ``maxiter`` and ``ftol``, or of IPOPT, such as ``max_iter`` and ``tol``,
-            whose default is sqrt(rtol) / 10, at least 1e-8.
+            whose defaults are 200 and sqrt(rtol) / 10, at least 1e-8.
 
         Returns
         -------
@@ -244,20 +243,20 @@ class OptimizationProblem:
         """
         self._check(method)
         start = self.x0 if x0 is None else self._variables.start(x0)
-        self._evaluator.clear()
-        with Reporter(self._evaluator, self.system.name, progress):
-            first = self._evaluator.accept(start)
+        target = self._latest = self._target()
+        with Reporter(target.evaluator, self.system.name, progress):
+            first = target.evaluator.accept(start)
             for own in first.warnings:
                 warnings.warn(own.message, own.category, stacklevel=2)
             x, success, message, iterations, raw = (self._by_ipopt if method == "ipopt" else self._by_scipy)(
-                method, start, options
+                target, method, start, options
             )
-        return self._result(x, success, message, method, iterations, raw)
+        return self._result(target, x, success, message, method, iterations, raw)
 
     def _check(self, method: str) -> None:
-        if method not in METHODS:
+        if not isinstance(method, str) or method not in METHODS:
             raise OptionError(
-                f"method {method!r} is not supported: it is unknown, or does not use gradients.",
+                f"method {shown(method)} is not supported: it is unknown, or does not use gradients.",
                 remedy=f"Methods: {', '.join(METHODS)}.",
             )
         if self.constraints and not METHODS[method].constraints:
@@ -268,50 +267,50 @@ class OptimizationProblem:
             legal = ", ".join(name for name, own in METHODS.items() if own.bounds)
             raise OptionError(f"method {method!r} does not support bounds.", remedy=f"Methods that do: {legal}.")
 
-    def _by_scipy(self, method: str, start: Array, options: Mapping[str, Any]) -> tuple[Array, bool, str, int, Any]:
+    def _by_scipy(
+        self, target: Target, method: str, start: Array, options: Mapping[str, Any]
+    ) -> tuple[Array, bool, str, int, Any]:
         def note(x: Array, *_: object) -> None:
-            self._evaluator.accept(np.array(x, dtype=float))
+            target.evaluator.accept(np.array(x, dtype=float))
 
+        for name, value in options.items():
+            if not (value is None or name in TEXTS or np.asarray(value).dtype.kind in "biuf"):
+                raise OptionError(f"{name} must be a number, got {shown(value)}.")
         lower, upper = self.bounds.lb, self.bounds.ub
         inside = bool(np.all((lower < start) & (start < upper)))  # trust-constr can then stay there
         more: dict[str, Any] = {"bounds": Bounds(lower, upper, inside)} if METHODS[method].bounds else {}
         if self.constraints:
-            more["constraints"] = self.constraints
+            more["constraints"] = target.constraints()
         given = {name: value for name, value in options.items() if name != "tol"}
-        raw = minimize(
-            self, start, method=method, jac=True, callback=note, tol=options.get("tol"), options=given, **more
-        )
+        with warnings.catch_warnings():
+            # of trust-constr: it asks whether the function is linear
+            warnings.filterwarnings("ignore", message="delta_grad == 0.0", category=UserWarning)
+            raw = minimize(
+                target.objective, start, method=method, jac=True, callback=note, tol=options.get("tol"), options=given,
+                **more,
+            )  # fmt: skip
         return np.array(raw.x, dtype=float), bool(raw.success), str(raw.message), int(raw.nit), raw
 
-    def _by_ipopt(self, _: str, start: Array, options: Mapping[str, Any]) -> tuple[Array, bool, str, int, Any]:
-        signs = np.ones(1 + self._limits[0].size)
-        signs[0] = self._sign
-
-        def values(x: Array) -> Array:
-            return np.asarray(signs * self._evaluator(x).evaluation.values)
-
-        def derivatives(x: Array) -> Array:  # of accepted points only
-            point = self._evaluator(x)
-            if point.evaluation.error is not None:
-                return np.full_like(point.gradients, np.nan)
-            self._evaluator.accept(x)
-            return np.asarray(signs[:, None] * point.gradients)
-
+    def _by_ipopt(
+        self, target: Target, _: str, start: Array, options: Mapping[str, Any]
+    ) -> tuple[Array, bool, str, int, Any]:
+        own = IpoptTarget(target, start, self._limits[0].size)
         bounds = self._variables.lower, self._variables.upper
-        given = {"tol": max(MIN_IPOPT_TOL, IPOPT_SHARE * self._options.rtol**0.5)} | dict(options)
-        found = ipopt(Functions(values, derivatives), start, bounds, self._limits, given)
+        tol = max(MIN_IPOPT_TOL, IPOPT_SHARE * self._options.rtol**0.5)
+        given = {"tol": tol, "max_iter": IPOPT_ITERATIONS} | dict(options)
+        found = ipopt(Functions(own.values, own.derivatives), start, bounds, self._limits, given)
         stats = found.stats
         return found.x, bool(stats["success"]), str(stats["return_status"]), int(stats["iter_count"]), stats
 
     def _result(
-        self, x: Array, success: bool, message: str, method: str, iterations: int, raw: Any
+        self, target: Target, x: Array, success: bool, message: str, method: str, iterations: int, raw: Any
     ) -> OptimizationResult:
-        point = self._evaluator(x)
+        point = target.evaluator(x)
         final = point.evaluation
         final.is_iterate = True
         beside = None
         if final.error is None:
-            beside = self._change_beside(final)
+            beside = self._change_beside(target, final)
         else:
             success, message = False, f"The run at the final point failed: {final.error.message}"
         values = {name: final.values[part] for name, part in self._parts.items()}
@@ -325,18 +324,18 @@ class OptimizationProblem:
             message=message,
             method=method,
             n_iterations=iterations,
-            n_evaluations=self._evaluator.count,
-            history=self.history,
+            n_evaluations=target.evaluator.count,
+            history=tuple(target.evaluator.history),
             change_at_optimum=beside,
             raw=raw,
             _sequence=self._sequence,
         )
 
-    def _change_beside(self, final: Evaluation) -> ChangeAtOptimum | None:
+    def _change_beside(self, target: Target, final: Evaluation) -> ChangeAtOptimum | None:
         """Find a change next to the final point, and warn if it is a kink or jump."""
         names = (self.objective, *self._parts)
         found = change_beside(
-            self.system, self.t_span, names, final, self._evaluator.history, self._variables.indices, self.derivatives,
+            self.system, self.t_span, names, final, target.evaluator.history, self._variables.indices, self.derivatives,
             self._call, self._options,
         )  # fmt: skip
         if found is not None and found.change.kind != "smooth":

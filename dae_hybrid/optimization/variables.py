@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dae_hybrid.errors import OptionError, ParameterError
-from dae_hybrid.numeric_input import shown
+from dae_hybrid.numeric_input import real_array, shown
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.optimization.scaling import Bound, Scale, Scaling, bound_pair, scale_of
 from dae_hybrid.system.system import HybridSystem
@@ -52,13 +52,19 @@ class Variables:
 
     def given(self, x: ArrayLike) -> Array:
         """Check x and return it as an array, (n,)."""
-        found = np.asarray(x, dtype=float)
+        try:
+            found = real_array(x)
+        except ValueError as reason:
+            raise ParameterError(f"x {reason}.") from None
         if found.shape != (len(self.indices),):
             raise ParameterError(f"x must have shape ({len(self.indices)},), got {found.shape}.")
         return found
 
-    def start(self, x: ArrayLike) -> Array:
-        """Check a start and return it as an array, (n,)."""
+    def start(self, x: ArrayLike | Mapping[str, ArrayLike]) -> Array:
+        """Check a start, in terms of x or by the names of parameters, and return it as an array, (n,)."""
+        if isinstance(x, Mapping):
+            start = self._by_name(x)
+            return self._scaling.scaled(self._scaling.checked_start(self.labels, start))
         found = self.given(x)
         outside = np.flatnonzero(~((self.lower <= found) & (found <= self.upper)))  # NaN is outside
         if outside.size:
@@ -68,6 +74,17 @@ class Variables:
                 f"{self.upper[i]:g} in terms of x."
             )
         return found
+
+    def _by_name(self, given: Mapping[str, ArrayLike]) -> Array:
+        """Values of the optimised parameters: those given, and the default start of the others."""
+        all_given, found = self._system.parameter_vector(given), self._fixed.copy()
+        layout, labels = self._system.parameters, self._system.parameters.labels()
+        for name in given:
+            entries = layout[name] if name in layout else slice(labels.index(name), labels.index(name) + 1)
+            if entries.start not in self.indices:
+                raise ParameterError(f"x0 names '{name}', which is not among wrt.")
+            found[entries] = all_given[entries]
+        return np.asarray(found[self.indices])
 
     def parameters(self, x: Array) -> Array:
         """All parameters of the model at x."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import threading
 import warnings
 from typing import Any
 
@@ -253,3 +255,128 @@ def test_the_history_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     for a in range(30):
         problem([float(a)])
     assert [own.index for own in problem.history] == list(range(20, 30))
+
+
+@pytest.mark.parametrize("method", ["BFGS", "SLSQP", "L-BFGS-B", "TNC", "ipopt"])
+@pytest.mark.parametrize("start", [1.7, 1.3, 0.4, 0.83])
+def test_a_smooth_optimum_at_a_change_has_no_kink(method: str, start: float) -> None:
+    m = dh.HybridModel("smooth")
+    p, y = m.parameter("p", 1.7), m.differential("y")
+    run = m.mode("run", ode={y: 1.0})
+    m.transition(run, run, guard=y - 2.0 * p, direction="rising", name="passed")  # at the end if p = 1, the optimum
+    m.initial(run, {y: 0.0})
+    m.functional("cost", terminal=ca.cosh(3 * (p - 1)) + 0.1 * (p - 1) ** 3)
+    found = dh.OptimizationProblem(m.build(), (0, 2), "cost").minimize(method, x0=[start])
+    assert found.parameters["p"] == pytest.approx(1.0, abs=1e-3)
+    assert found.change_at_optimum is None or found.change_at_optimum.change.kind == "smooth"
+
+
+def test_ipopt_ends_at_a_kink() -> None:
+    m = dh.HybridModel("kinked")
+    p, q, y = m.parameter("p", 1.7), m.parameter("q", 0.5), m.differential("y")
+    m.initial(m.mode("run", ode={y: 1.0}), {y: 0.0})
+    m.functional("cost", terminal=ca.fabs(p - 1 - 0.3 * q) + (q - 2) ** 2 + y)
+    problem = dh.OptimizationProblem(m.build(), (0, 2), "cost")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dh.DerivativeWarning)
+        found = problem.minimize("ipopt")
+    assert not found.success
+    assert "No progress" in found.message
+    assert found.n_evaluations < 1000
+    assert found.value == pytest.approx(2.0, abs=0.2)
+    assert len({own.x.tobytes() for own in found.history}) == found.n_evaluations  # no point is evaluated twice
+
+
+def test_problems_and_results_with_constraints_pickle() -> None:
+    problem = dh.OptimizationProblem(PLANE, (0, 1), "norm", constraints={"product": (1, 1)}, wrt=["a", "b"], **OPTIONS)
+    again = pickle.loads(pickle.dumps(problem))
+    x = problem.x0
+    assert again(x)[0] == problem(x)[0]
+    assert again.constraints[0].fun(x) == problem.constraints[0].fun(x)
+    for method in ("SLSQP", "trust-constr", "ipopt"):
+        found = problem.minimize(method)
+        copy = pickle.loads(pickle.dumps(found))
+        np.testing.assert_array_equal(copy.x, found.x)
+        assert len(copy.history) == len(found.history)
+        assert copy.sequences == found.sequences
+
+
+@pytest.mark.parametrize("method", ["SLSQP", "trust-constr", "ipopt"])
+def test_a_constraint_without_limits_is_reported_only(method: str) -> None:
+    problem = dh.OptimizationProblem(
+        PLANE, (0, 1), "norm", constraints={"product": (None, None)}, wrt=["a", "b"], **OPTIONS
+    )
+    found = problem.minimize(method)
+    assert found.constraints["product"] == pytest.approx(0.0, abs=1e-5)
+    assert problem.constraints == ()
+
+
+def test_arrays_handed_out_do_not_change_later_results() -> None:
+    problem = dh.OptimizationProblem(PLANE, (0, 1), "norm", constraints={"product": (1, 1)}, wrt=["a", "b"], **OPTIONS)
+    x = problem.x0.copy()
+    (value, gradient), (constraint,) = problem(x), problem.constraints
+    given = [gradient, constraint.fun(x), constraint.jac(x)]
+    kept = [own.copy() for own in given]
+    for own in given:
+        own[:] = 77.0
+    evaluation = problem.history[0]
+    for own in (evaluation.x, evaluation.parameters, evaluation.values):
+        with pytest.raises(ValueError, match="read-only"):
+            own[:] = 0.0
+    again = problem(x)
+    assert again[0] == value
+    for own, before in zip((again[1], constraint.fun(x), constraint.jac(x)), kept, strict=True):
+        np.testing.assert_array_equal(own, before)
+
+
+def test_threads_have_histories_of_their_own() -> None:
+    problem = dh.OptimizationProblem(PLANE, (0, 1), "norm", wrt=["a", "b"], **OPTIONS)
+    starts = [np.array([float(i), 1.0]) for i in range(1, 5)]
+    alone = [problem.minimize("BFGS", x0=start) for start in starts]
+    found: dict[int, Any] = {}
+    threads = [
+        threading.Thread(target=lambda i=i: found.update({i: problem.minimize("BFGS", x0=starts[i])})) for i in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, own in enumerate(alone):
+        np.testing.assert_array_equal([e.x for e in found[i].history], [e.x for e in own.history])
+
+
+def test_starts_by_name() -> None:
+    problem = dh.OptimizationProblem(PLANE, (0, 1), "norm", scale={"a": "log"}, bounds={"b": (0, 3)}, **OPTIONS)
+    found = problem.minimize("L-BFGS-B", x0={"a": 3.0, "k[1]": 5.0}, maxiter=0)
+    assert found.history[0].x == pytest.approx([np.log(3.0), 2.0, 1.0, 5.0])
+    for given, match in (({"b": 4.0}, "outside its bounds"), ({"z": 1.0}, "z"), ({"a": "u"}, "a")):
+        with pytest.raises(dh.ParameterError, match=match):
+            problem.minimize("L-BFGS-B", x0=given)
+    part = dh.OptimizationProblem(PLANE, (0, 1), "norm", wrt="a", **OPTIONS)
+    with pytest.raises(dh.ParameterError, match="not among wrt"):
+        part.minimize(x0={"b": 1.0})
+
+
+def test_arguments_of_wrong_types_are_refused() -> None:
+    problem = dh.OptimizationProblem(PLANE, (0, 1), "norm", **OPTIONS)
+    for method in (["SLSQP"], 3, None):
+        with pytest.raises(dh.OptionError, match="method"):
+            problem.minimize(method)  # type: ignore[arg-type]
+    for x in ("text", ["u", 1.0, 1.0, 1.0], np.ones(4) * 1j):
+        with pytest.raises(dh.ParameterError, match="x"):
+            problem.minimize(x0=x)
+        with pytest.raises(dh.ParameterError, match="x"):
+            problem(x)
+    with pytest.raises(dh.OptionError, match="maxiter must be a number, got 'x'"):
+        problem.minimize(maxiter="x")
+
+
+def test_a_linear_objective_does_not_make_scipy_warn() -> None:
+    m = dh.HybridModel("linear")
+    a, y = m.parameter("a", 1.0), m.differential("y")
+    m.initial(m.mode("run", ode={y: a}), {y: 0.0})
+    m.functional("end", terminal=y)
+    problem = dh.OptimizationProblem(m.build(), (0, 1), bounds={"a": (0, 2)}, **OPTIONS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert problem.minimize("trust-constr").parameters["a"] == pytest.approx(0.0, abs=1e-3)
