@@ -163,7 +163,8 @@ class Batch:
         Number of events and of steps.
     digest : ndarray of int, shape (N,)
         Digest of each run's sequence of events: equal for runs with the same transitions and measurements in the same
-        order; 0 for failed runs.
+        order; 0 for failed runs. With gradients it contains the sides of relations that are not events, without them it
+        does not: compare digests of batches with gradients, or of batches without.
     t : ndarray, shape (n_t,), or None
         Output times `t_eval`.
     t_end : ndarray, shape (N,)

@@ -188,6 +188,8 @@ class Run:
         Final time.
     digest : int
         Digest of the sequence of events: equal for runs with the same transitions and measurements in the same order.
+        With derivatives it contains the sides of relations that are not events, without them it does not: compare
+        digests of runs with derivatives, or of runs without.
 
     Events, outputs, diagnostics and sensitivities of states are available from `single`.
     """

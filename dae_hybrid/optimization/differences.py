@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dae_hybrid.numerics.arrays import Array
 
 #: the points of a parameter, in steps: three distances, both sides of each
 STENCIL = (1.0, -1.0, 0.5, -0.5, 0.25, -0.25)
 #: at most these shares remain from distance to distance, of the change of the central difference (smooth: a quarter)
-#: and of the distance between the two one-sided differences (smooth: a half), unless they are below a share of the entry
-CHANGE_LEFT, BEND_LEFT, AGREEMENT = 0.5, 0.6, 0.05
-#: or below this multiple of the noise of the gradients
+#: and of the distance between the two one-sided differences (smooth: a half) ...
+CHANGE_LEFT, BEND_LEFT = 0.5, 0.6
+#: ... unless they are below this share of the entry, or this multiple of the noise of the gradients
+AGREEMENT = 0.05
 NOISE = 10.0
 #: allowed difference between values and integrals of the gradient, as a share of their variation
 DEFECT = 0.01
@@ -70,7 +72,7 @@ class Column:
         return np.abs(narrow - wide), np.abs(least - narrow)
 
     @property
-    def _vanish(self) -> tuple[Array, Array]:
+    def _vanish(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Whether the changes, and the distances between one-sided differences, vanish with the step."""
         before, after = self._changes
         noise = NOISE * 4 * self._of_gradients  # of the differences at the least distance

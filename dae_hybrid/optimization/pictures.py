@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.interpolate import CubicHermiteSpline
 
 from dae_hybrid.errors import OptionError
 from dae_hybrid.numerics.arrays import Array
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 SIZE = (6.4, 4.6)  # inches
 #: styles of changes: colour and line style of the vertical line
 STYLES = {"jump": ("0.35", "--"), "kink": ("0.35", ":"), "smooth": ("0.8", "-"), "unresolved": ("tab:red", "-.")}
+#: dots are drawn for at most so many positions; points of a curve between two changes
+MAX_DOTS, CURVE = 200, 40
 #: colours of sequences, repeated
 COLOURS = 10
 
@@ -34,7 +37,8 @@ def plot_scan(scan: Scan, axes: Any = None) -> Any:
     for panel, which, column in zip(panels, ("values", "derivatives"), (0, 1), strict=True):
         for digest, at, rows in _pieces(scan):
             panel.plot(at, rows[:, column], color=colours[digest], linewidth=1.4)
-        panel.plot(scan.at, getattr(scan, which), ".", color="0.3", markersize=3)
+        if len(scan) <= MAX_DOTS:
+            panel.plot(scan.at, getattr(scan, which), ".", color="0.3", markersize=3)
         for change in scan.changes:
             colour, style = STYLES[change.kind]
             panel.axvline(change.at, color=colour, linestyle=style, linewidth=0.8, zorder=0)
@@ -57,7 +61,10 @@ def _in_order(scan: Scan) -> list[int]:
 
 
 def _pieces(scan: Scan) -> list[tuple[int, Array, Array]]:
-    """Lines with one sequence each: digest, positions, and rows of value and derivative."""
+    """Lines with one sequence each: digest, positions, and rows of value and derivative.
+
+    A line between two changes that contains no position of the scan follows from values and derivatives at its ends.
+    """
     rows = [
         (s, value, slope, digest)
         for s, value, slope, digest in zip(
@@ -76,11 +83,21 @@ def _pieces(scan: Scan) -> list[tuple[int, Array, Array]]:
             pieces[-1].append(row)
         else:
             pieces.append([row])
-    return [
-        (piece[0][3], np.array([row[0] for row in piece]), np.array([row[1:3] for row in piece]))
-        for piece in pieces
-        if piece
-    ]
+    found = []
+    for piece in filter(None, pieces):
+        at, own = np.array([row[0] for row in piece]), np.array([row[1:3] for row in piece])
+        if len(piece) > 1 and not np.isin(at, scan.at).any():
+            at, own = _curve(at, own)
+        found.append((piece[0][3], at, own))
+    return found
+
+
+def _curve(at: Array, rows: Array) -> tuple[Array, Array]:
+    """The cubic through values and derivatives, (n, 2); nothing where a derivative is refused."""
+    if not np.isfinite(rows).all():
+        return at, np.full_like(rows, np.nan)
+    cubic, dense = CubicHermiteSpline(at, rows[:, 0], rows[:, 1]), np.linspace(at[0], at[-1], CURVE)
+    return dense, np.column_stack([cubic(dense), cubic(dense, 1)])
 
 
 def _mark(panels: list[Any], scan: Scan) -> None:

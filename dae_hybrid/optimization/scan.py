@@ -54,8 +54,9 @@ class Scan:
     changes : tuple of Change
         Changes of the sequence between neighbouring positions, from left to right.
     unlocated : tuple of (float, float)
-        Intervals at whose ends the sequences differ and that were not searched, because of ``locate=False`` or of the
-        limit on the number of runs.
+        Intervals between neighbouring valid positions with different sequences that were not searched: because of
+        ``locate=False``, of the limit on the number of runs, or because runs between them failed. An interval on which
+        the limit ended a search is in `changes`, as ``"unresolved"``.
     """
 
     functional: str
@@ -114,6 +115,9 @@ class Scan:
 
     def plot(self, axes: Any = None) -> Any:
         """Draw value and derivative, with a colour for each sequence, and kinks and jumps marked.
+
+        Between two changes without a position between them the value is the cubic through the values and derivatives
+        at the changes. Dots mark the positions if there are at most 200.
 
         Parameters
         ----------
@@ -209,7 +213,8 @@ def scan(
     if its difference exceeds 100 tolerances and does not shrink with the interval; a derivative jumps if its difference
     exceeds 1000 rtol of its size. If a derivative is refused next to a change, as where a guard touches zero, it is
     taken further away (`Change.slopes_at`), at most 1e6 times the length of the last interval or a hundredth of the
-    position. Two changes between neighbours that cancel each other are not seen, nor are knots of signals.
+    position. Two changes between neighbours that cancel each other are not seen. Knots of signals are not part of the
+    sequence: a kink where an event or a measurement that moves with the parameters passes one is not found.
 
     Examples
     --------
@@ -228,6 +233,8 @@ def scan(
         )
     if isinstance(max_runs, bool) or not isinstance(max_runs, int | np.integer) or max_runs < 0:
         raise OptionError(f"max_runs must be a number of runs, got {shown(max_runs)}.")
+    if not isinstance(locate, bool | np.bool_):
+        raise OptionError(f"locate must be True or False, got {shown(locate)}.")
     origin, direction, words = line_through(system, along, system.parameter_vector(parameters))
     analysis: Analysis = "forward" if np.count_nonzero(direction) <= MAX_FORWARD else "adjoint"
     line = Line(system, t_span, [name], origin, direction, analysis, adapter, options)
@@ -332,10 +339,11 @@ def _changes(
 ) -> tuple[tuple[Change, ...], tuple[tuple[float, float], ...]]:
     """Locate the changes between neighbours, and name the intervals that are left."""
     budget, found, left = Budget(runs), list[Change](), list[tuple[float, float]]()
-    for one, two in pairwise(points):
-        if one is None or two is None or one.digest == two.digest:
+    valid = [(i, point) for i, point in enumerate(points) if point is not None]
+    for (i, one), (k, two) in pairwise(valid):
+        if one.digest == two.digest:
             continue
-        if budget.left:
+        if budget.left and k == i + 1:
             found += changes_between(line, one, two, scales, budget)
         else:
             left.append((one.at, two.at))

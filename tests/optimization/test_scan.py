@@ -215,6 +215,7 @@ def test_bisection_is_limited() -> None:
         ({"values": "no"}, dh.OptionError, "values"),
         ({"functional": "pair"}, dh.UnsupportedError, "vector"),
         ({"max_runs": -1}, dh.OptionError, "max_runs"),
+        ({"locate": "x"}, dh.OptionError, "locate"),
         ({"keep": "all"}, dh.OptionError, "keep"),
     ],
 )
@@ -237,3 +238,30 @@ def test_pictures_and_tables(tmp_path: Any) -> None:
     assert list(table.columns) == ["e", "value", "derivative", "digest", "error"]
     assert "jump" in found._repr_html_()
     assert "jump" in str(found)
+
+
+def test_a_change_across_failed_points_is_not_located() -> None:
+    m = dh.HybridModel("gap")
+    p, x = m.parameter("p", 0.5), m.differential("x")
+    run = m.mode("run", ode={x: ca.sqrt((p - 1) ** 2 - 0.01)})  # fails for 0.9 < p < 1.1
+    m.initial(run, {x: 0.0})
+    m.functional("end", terminal=ca.if_else(p > 1, 3.0, 1.0) + x)
+    found = dh.scan(m.build(), (0, 1), along="p", values=[0.5, 0.8, 1.0, 1.2, 1.5])
+    assert np.isnan(found.values).tolist() == [False, False, True, False, False]
+    assert found.changes == ()
+    assert found.unlocated == ((0.8, 1.2),)
+
+
+def test_pictures_follow_derivatives_between_changes() -> None:
+    pytest.importorskip("matplotlib")
+    found = dh.scan(ball(), (0, T), "height", along="e", values=[0.6, 0.74, 0.76, 0.89, 0.92])
+    wide = dh.scan(ball(), (0, T), "height", along="e", values=[0.74, 0.92])
+    assert len(wide.changes) == 2
+    line = max(wide.plot().axes[0].lines, key=lambda own: len(own.get_xdata()))  # of three bounces, without a position
+    at, drawn = line.get_xdata(), line.get_ydata()
+    exact = [dh.simulate(ball(), (0, T), parameters={"e": e}).functionals["height"] for e in at[::8]]
+    assert drawn[::8] == pytest.approx(exact, abs=0.02)
+    assert max(exact) > 0.25  # a straight line would be at zero
+    assert sum(own.get_marker() == "." for own in found.plot().axes[0].lines) == 1
+    many = dh.scan(ball(), (0, T), "height", along="e", values=np.linspace(0.76, 0.8, 201), rtol=1e-4)
+    assert not any(own.get_marker() == "." for own in many.plot().axes[0].lines)
