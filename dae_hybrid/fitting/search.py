@@ -22,6 +22,8 @@ LEAST_SQUARES = ("trf", "dogbox")
 SCALAR = ("L-BFGS-B", "SLSQP")
 #: slope of the cost, in terms of the largest one, at which a search that ends beside failing points has converged
 STATIONARY = 1e-3
+#: share of the largest cost below which residuals are errors of the runs
+EXACT = 1e-10
 #: options of optimizers that `fit` sets itself
 RESERVED = ("fun", "x0", "jac", "bounds", "method", "loss", "f_scale", "callback", "args", "kwargs")
 #: default tolerances of least squares and of scalar methods: the estimates then are about as accurate as the runs
@@ -135,7 +137,7 @@ class Track:
     def is_stationary(self) -> bool:
         """Whether the cost has no slope at the best point, except towards bounds at which that is."""
         best, free = self.best, self.misfit.free
-        if best is None or best.gradient is None:
+        if best is None or best.gradient is None or best.cost <= EXACT * self.largest:
             return True
         gradient = best.gradient * free.slope(best.q)
         inside = ~free.at_bounds(best.q, -best.gradient, np.abs(free.start))

@@ -339,6 +339,7 @@ def test_failing_runs_shorten_the_step(optimizer, derivatives) -> None:
         system, dh.Experiment({"y": truth}, times), {"e": 0.75}, optimizer=optimizer, derivatives=derivatives, **TIGHT
     )
     assert fit.estimates[0] == pytest.approx(0.85, abs=1e-4)
+    assert fit.success or optimizer == "L-BFGS-B"  # which may say that its line search is exhausted
     for parameters, error in fit.failures:
         assert parameters["e"] > 0.9
         assert isinstance(error, dh.DaeHybridError)
