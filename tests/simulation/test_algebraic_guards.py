@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from functools import cache
 from typing import Any
@@ -10,14 +9,14 @@ from typing import Any
 import casadi as ca
 import numpy as np
 import pytest
+from optional_adapters import needs_scikits_odes
 from scipy.optimize import brentq
 
 import dae_hybrid as dh
 from dae_hybrid.compile.mode_functions import NEWTON_STEPS
 
 SPAN = (0.0, 7.0)
-ODES = importlib.util.find_spec("scikits_odes_sundials") is not None
-ADAPTERS = ["sundials", "scipy", "casadi", pytest.param("scikits-odes", marks=pytest.mark.skipif(not ODES, reason=""))]
+ADAPTERS = ["sundials", "scipy", "casadi", pytest.param("scikits-odes", marks=needs_scikits_odes)]
 
 
 @cache

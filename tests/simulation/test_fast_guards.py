@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from optional_adapters import needs_scikits_odes
 
 import dae_hybrid as dh
 
 SPAN = 10.0
-ODES = importlib.util.find_spec("scikits_odes_sundials") is not None
 
 
 @cache
@@ -108,7 +107,7 @@ LATE = [(240.0, 0.45), (31.0, 0.62), (203.0, -0.31)]
         ("sundials", "adams"),
         ("scipy", "auto"),
         ("casadi", "auto"),
-        pytest.param("scikits-odes", "auto", marks=pytest.mark.skipif(not ODES, reason="not installed")),
+        pytest.param("scikits-odes", "auto", marks=needs_scikits_odes),
     ],
 )
 def test_none_is_lost_before_the_pace_of_a_guard_is_known(adapter: str, method: str, native: bool) -> None:
