@@ -65,6 +65,10 @@ class DaeHybridError(Exception):
             state["trajectory"] = None
         return type(self), (self.message,), state
 
+    def release(self) -> None:
+        """Drop the partial result and the traceback, which would fill the memory where many errors are kept."""
+        self.trajectory = self.rows = self.__traceback__ = None
+
     def __str__(self) -> str:
         places = [
             f"mode '{self.mode}'" if self.mode is not None else "",

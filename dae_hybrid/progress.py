@@ -117,3 +117,47 @@ class Progress:
             self._stream.write("\r")
         self._stream.flush()
         self._width = len(text)
+
+
+class ProgressReport[S]:
+    """Report the states of a task: on a line on the terminal, to a function, or not at all. Thread-safe.
+
+    Parameters
+    ----------
+    title : str
+    report : bool or callable
+        True shows a line, a function receives every state.
+    in_words : callable
+        The text of a state.
+
+    Entering returns the function to call with every state, or None if there is nothing to report.
+
+    Examples
+    --------
+    >>> from dae_hybrid.progress import ProgressReport
+    >>> with ProgressReport("fit", print, str) as tell:
+    ...     tell(3)
+    3
+    """
+
+    def __init__(self, title: str, report: bool | Callable[[S], object], in_words: Callable[[S], str]) -> None:
+        self._report, self._in_words, self._lock = report, in_words, threading.Lock()
+        self._line = Progress(title) if report is True else None
+
+    def __enter__(self) -> Callable[[S], object] | None:
+        if self._line is not None:
+            self._line.__enter__()
+        return None if self._report is False else self._tell
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._line is not None:
+            self._line.__exit__(kind, error, trace)
+
+    def _tell(self, state: S) -> None:
+        with self._lock:
+            if self._line is not None:
+                self._line.stage(self._in_words(state))
+            elif callable(self._report):
+                self._report(state)

@@ -23,6 +23,8 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.system.system import HybridSystem, check_built
 
 OnFailure = Literal["nan", "raise"]
+#: refusal of a derivative of a derivative
+SECOND = "This derivative is a second derivative of a hybrid system, and those are not implemented."
 type Errors = tuple[DaeHybridError | None, ...]
 
 
@@ -289,7 +291,7 @@ class HostFunction:
         try:
             run(p)
         except DaeHybridError as error:
-            error.trajectory = error.rows = error.__traceback__ = None  # large, and there may be many errors
+            error.release()
             return error
         return None
 
@@ -367,3 +369,24 @@ def by_name(given: Mapping[str, Any], blocks: Mapping[str, int]) -> list[Any]:
                 remedy="Map the function (vmap) over many points by name.",
             )
     return [given[name].reshape(-1) for name in blocks]
+
+
+class BridgeFunction:
+    """What the functions of all frameworks have in common."""
+
+    def __init__(self, host: HostFunction) -> None:
+        self._host = host
+        self.shape, self.wrt = host.shape, host.wrt
+
+    @property
+    def last_errors(self) -> Errors:
+        """The error of each run of the latest call or derivative, None for a successful run."""
+        return self._host.last_errors
+
+    @property
+    def statistics(self) -> Mapping[str, int]:
+        """Numbers of runs and of failed runs so far: ``runs``, ``failed``."""
+        return dict(self._host.statistics)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {', '.join(self._host.blocks())}, result of shape {self.shape}>"

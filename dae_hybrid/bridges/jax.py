@@ -13,7 +13,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from dae_hybrid.bridges.errors import BridgeError
-from dae_hybrid.bridges.host import BridgeArguments, Errors, HostFunction, by_name
+from dae_hybrid.bridges.host import SECOND, BridgeArguments, BridgeFunction, HostFunction, by_name
 from dae_hybrid.errors import ParameterError, UnsupportedError
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.system.system import HybridSystem
@@ -25,10 +25,6 @@ except ImportError as reason:
     raise BridgeError(
         "This bridge needs jax, which is not installed.", remedy='Install it by: pip install "dae-hybrid[jax]"'
     ) from reason
-
-
-#: refusal of a derivative of a derivative
-SECOND = "This derivative is a second derivative of a hybrid system, and those are not implemented."
 
 
 def reverse_mode(system: HybridSystem, t_span: Sequence[float], **arguments: Unpack[BridgeArguments]) -> JaxFunction:
@@ -101,7 +97,7 @@ def forward_mode(system: HybridSystem, t_span: Sequence[float], **arguments: Unp
     return JaxFunction(host, _pushed)
 
 
-class JaxFunction:
+class JaxFunction(BridgeFunction):
     """A functional, or outputs at times, as a function of JAX; made by `reverse_mode` and `forward_mode`.
 
     The argument is an array of shape (n_wrt,), or a dict with an array for each parameter of `wrt`, of shape (size,) or
@@ -117,8 +113,8 @@ class JaxFunction:
     """
 
     def __init__(self, host: HostFunction, rule: Callable[[HostFunction], Callable[[Any], Any]]) -> None:
-        self._host, self._rule, self._function = host, rule, rule(host)
-        self.shape, self.wrt = host.shape, host.wrt
+        super().__init__(host)
+        self._rule, self._function = rule, rule(host)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return JaxFunction, (self._host, self._rule)
@@ -142,19 +138,6 @@ class JaxFunction:
                 remedy="Use jax.vmap for more than one point.",
             )
         return self._function(found)
-
-    @property
-    def last_errors(self) -> Errors:
-        """The error of each run of the latest call or derivative, None for a successful run."""
-        return self._host.last_errors
-
-    @property
-    def statistics(self) -> Mapping[str, int]:
-        """Numbers of runs and of failed runs so far: ``runs``, ``failed``."""
-        return dict(self._host.statistics)
-
-    def __repr__(self) -> str:
-        return f"<JaxFunction of {', '.join(self._host.blocks())}, result of shape {self.shape}>"
 
 
 def _checked(given: Any) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 from dae_hybrid.bridges.errors import BridgeError
-from dae_hybrid.bridges.host import BridgeArguments, Errors, HostFunction, by_name
+from dae_hybrid.bridges.host import SECOND, BridgeArguments, BridgeFunction, HostFunction, by_name
 from dae_hybrid.errors import ParameterError, UnsupportedError
 from dae_hybrid.system.system import HybridSystem
 
@@ -21,9 +21,6 @@ except ImportError as reason:
         f"This bridge needs torch, which cannot be imported ({reason}).",
         remedy='Install it by: pip install "dae-hybrid[torch]"',
     ) from reason
-
-#: refusal of a derivative of a derivative
-SECOND = "This derivative is a second derivative of a hybrid system, and those are not implemented."
 
 
 def reverse_mode(system: HybridSystem, t_span: Sequence[float], **arguments: Unpack[BridgeArguments]) -> TorchFunction:
@@ -94,7 +91,7 @@ def forward_mode(system: HybridSystem, t_span: Sequence[float], **arguments: Unp
     return TorchFunction(host, _Pushed)
 
 
-class TorchFunction:
+class TorchFunction(BridgeFunction):
     """A functional, or outputs at times, as a function of PyTorch; made by `reverse_mode` and `forward_mode`.
 
     The argument is a tensor of shape (..., n_wrt), or a dict with a tensor for each parameter of `wrt`, of shape
@@ -111,8 +108,8 @@ class TorchFunction:
     """
 
     def __init__(self, host: HostFunction, rule: Any) -> None:
-        self._host, self._rule = host, rule
-        self.shape, self.wrt = host.shape, host.wrt
+        super().__init__(host)
+        self._rule = rule
 
     def __call__(self, inputs: Any) -> Any:
         """Return the values at these inputs.
@@ -135,19 +132,6 @@ class TorchFunction:
         if self._rule is _Pulled and not self._host.has_outputs and found.requires_grad and torch.is_grad_enabled():
             return _Linearized.apply(found, self._host)[0]  # the value is a by-product of the gradient
         return self._rule.apply(found, self._host)
-
-    @property
-    def last_errors(self) -> Errors:
-        """The error of each run of the latest call or derivative, None for a successful run."""
-        return self._host.last_errors
-
-    @property
-    def statistics(self) -> Mapping[str, int]:
-        """Numbers of runs and of failed runs so far: ``runs``, ``failed``."""
-        return dict(self._host.statistics)
-
-    def __repr__(self) -> str:
-        return f"<TorchFunction of {', '.join(self._host.blocks())}, result of shape {self.shape}>"
 
 
 def _checked(given: Any) -> Any:
@@ -244,12 +228,15 @@ class _Linearized(_Reverse):
         return terms.sum(dim=-2) if ctx.inner else terms, None
 
 
+def _values(p: Any, host: HostFunction) -> Any:
+    """The values, as the forward pass of a rule."""
+    return torch.from_numpy(host.values(p.detach().numpy()).copy())
+
+
 class _Pulled(_Reverse):
     """Values with the adjoint of a weighted sum of them, which is computed in the backward pass."""
 
-    @staticmethod
-    def forward(p: Any, host: HostFunction) -> Any:
-        return torch.from_numpy(host.values(p.detach().numpy()).copy())
+    forward = staticmethod(_values)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -268,9 +255,7 @@ class _Pulled(_Reverse):
 class _Pushed(torch.autograd.Function):
     """Values with their derivatives along tangents."""
 
-    @staticmethod
-    def forward(p: Any, host: HostFunction) -> Any:
-        return torch.from_numpy(host.values(p.detach().numpy()).copy())
+    forward = staticmethod(_values)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

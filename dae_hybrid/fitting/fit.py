@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from threading import Lock
 from typing import Any, Literal, Unpack
 
 import numpy as np
@@ -33,7 +32,7 @@ from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.optimization.scaling import Bound, Scale
 from dae_hybrid.options import Options
-from dae_hybrid.progress import Progress
+from dae_hybrid.progress import ProgressReport
 from dae_hybrid.system.system import HybridSystem, check_built
 
 #: number of free parameters of an experiment above which the default is the adjoint with L-BFGS-B
@@ -179,7 +178,7 @@ def fit(
             prediction.check_sides(layout.start)
     threads = cores() if workers is None else workers
     misfit = Misfit(predictions, layout, penalty, loss, float(f_scale), threads if starts == 1 else 1)
-    with _Reporter(system.name, progress) as report:
+    with ProgressReport(f"fit '{system.name}'", progress, _in_words) as report:
         found = _searches(misfit, optimizer, analysis, optimizer_options or {}, starts, seed, threads, report)
     if found[0].best is None:
         raise found[0].failures[0][1]
@@ -214,30 +213,9 @@ def _searches(
     return sorted(found, key=lambda one: one.cost)
 
 
-class _Reporter:
-    """The function that receives the progress of a fit."""
-
-    def __init__(self, title: str, progress: bool | Callable[[FitProgress], object]) -> None:
-        self._given, self._line, self._lock = progress, Progress(f"fit '{title}'"), Lock()
-
-    def __enter__(self) -> Callable[[FitProgress], object] | None:
-        if self._given is False:
-            return None
-        if self._given is True:
-            self._line.__enter__()
-        return self._tell
-
-    def __exit__(self, *error: Any) -> None:
-        if self._given is True:
-            self._line.__exit__(*error)
-
-    def _tell(self, state: FitProgress) -> None:
-        with self._lock:
-            if callable(self._given):
-                self._given(state)
-            else:
-                start = f"start {state.start + 1}, " if state.start else ""
-                self._line.stage(f"{start}{state.evaluations} evaluations, cost {state.best:.6g}")
+def _in_words(state: FitProgress) -> str:
+    start = f"start {state.start + 1}, " if state.start else ""
+    return f"{start}{state.evaluations} evaluations, cost {state.best:.6g}"
 
 
 def _analysis(optimizer: str, given: str | None) -> Derivatives:

@@ -158,7 +158,7 @@ class Misfit:
         try:
             found = evaluate()
         except RUN_ERRORS as error:
-            error.trajectory = error.rows = error.__traceback__ = None  # of many points they would fill the memory
+            error.release()
             return Evaluation(q, np.nan, blank, error=error)
         parts = (found.residuals, found.jacobian, found.gradient)
         if all(part is None or np.isfinite(part).all() for part in parts):

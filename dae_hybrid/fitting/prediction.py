@@ -121,7 +121,7 @@ class Prediction:
         ParameterError
             One does.
         """
-        if self.experiment.at_events is not None or not self._outputs:
+        if self.experiment.at_events is not None or not self._outputs or not self.system.transitions:
             return
         run = self._outputs[0].map.trajectory(self.parameters(q))
         reach, events = COINCIDENT * (self.experiment.t_span[1] - self.experiment.t_span[0]), run.event_table.t

@@ -183,7 +183,7 @@ class Fit:
 
     # -- accuracy ---------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def at_bound(self) -> NDArray[np.bool_]:
         """Whether each estimate is at a bound, towards which the cost falls, (n,)."""
         return self._free.at_bounds(self._best.q, -self._gradient, np.abs(self._free.start))

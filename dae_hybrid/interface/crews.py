@@ -80,7 +80,7 @@ def by_single_calls(case: CheckedCall, given: Array, out: Outcomes, workers: int
                 single = case.single(given[i, :n_p].copy(), given[i, n_p:].copy())
             except DaeHybridError as error:
                 failures[i] = error
-                error.trajectory = error.rows = error.__traceback__ = None  # large, and there may be many errors
+                error.release()
             else:
                 take_over(case, single, i, out, outputs)
 

@@ -6,16 +6,14 @@ import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 from warnings import WarningMessage
 
 import numpy as np
 
-from dae_hybrid.errors import DaeHybridError, OptionError
+from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.interface.prepared import Prepared
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.optimization.variables import Variables
-from dae_hybrid.progress import Progress
 
 #: points whose gradients are kept, at least and at most, and their bytes: IPOPT returns to points of its line search
 CACHED, MAX_CACHED, MAX_CACHED_BYTES = 8, 1000, 1e8
@@ -72,6 +70,10 @@ class Evaluation:
         """Value of the objective."""
         return float(self.values[0])
 
+    def in_words(self) -> str:
+        """The evaluation on a line that shows progress."""
+        return f"evaluation {self.index}, objective {self.objective:.6g}"
+
     def __repr__(self) -> str:
         if self.error is not None:
             return f"<Evaluation {self.index}: {type(self.error).__name__}: {self.error.message}>"
@@ -119,7 +121,7 @@ class Evaluator:
         except DaeHybridError as error:
             if self.latest is None:
                 raise
-            error.trajectory = error.rows = error.__traceback__ = None  # large
+            error.release()
             unknown = np.full_like(self.latest.evaluation.values, np.nan)
             found = Point(Evaluation(self.count, x, p, unknown, error=error), np.zeros_like(self.latest.gradients))
         else:
@@ -147,28 +149,3 @@ class Evaluator:
     def penalty(self) -> float:
         """Value of the objective, to be minimised, at a point that failed."""
         return failure_penalty(self.largest)
-
-
-class Reporter:
-    """Reports evaluations while an optimisation runs."""
-
-    def __init__(self, evaluator: Evaluator, title: str, report: object) -> None:
-        if not isinstance(report, bool) and not callable(report):
-            raise OptionError(f"progress must be True, False or a function of an Evaluation, got {report!r}.")
-        self._evaluator = evaluator
-        self._line = Progress(f"optimize {title}") if report is True else None
-        self._report: Any = self._show if self._line is not None else report or None
-
-    def _show(self, evaluation: Evaluation) -> None:
-        if self._line is not None:
-            self._line.stage(f"evaluation {evaluation.index}, objective {evaluation.objective:.6g}")
-
-    def __enter__(self) -> None:
-        if self._line is not None:
-            self._line.__enter__()
-        self._evaluator.on_evaluation = self._report
-
-    def __exit__(self, *given: Any) -> None:
-        self._evaluator.on_evaluation = None
-        if self._line is not None:
-            self._line.__exit__(*given)

@@ -113,7 +113,7 @@ class Line:
         sequence = EventSequence.of(run)
         self._sequences[sequence.digest] = sequence
         values = np.concatenate([np.atleast_1d(run.functionals[name]) for name in self.functionals])
-        reason.trajectory = reason.rows = None  # large
+        reason.release()
         return LinePoint(s, values, np.full(values.size, np.nan), sequence.digest, reason)
 
     def sequence(self, point: LinePoint) -> EventSequence:

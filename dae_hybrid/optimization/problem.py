@@ -19,7 +19,7 @@ from dae_hybrid.interface.prepared_case import Analysis, trajectory_of
 from dae_hybrid.interface.runs import Parameters
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.optimization.evaluations import Evaluation, Evaluator, Reporter
+from dae_hybrid.optimization.evaluations import Evaluation, Evaluator
 from dae_hybrid.optimization.functions import IpoptTarget, Layout, Target
 from dae_hybrid.optimization.ipopt import Functions, ipopt
 from dae_hybrid.optimization.nearest import change_beside
@@ -27,6 +27,7 @@ from dae_hybrid.optimization.result import ChangeAtOptimum, OptimizationResult
 from dae_hybrid.optimization.scaling import Bound, Scale, bound_pair
 from dae_hybrid.optimization.variables import Variables
 from dae_hybrid.options import Options
+from dae_hybrid.progress import ProgressReport
 from dae_hybrid.system.system import HybridSystem
 
 
@@ -243,14 +244,18 @@ class OptimizationProblem:
         """
         self._check(method)
         start = self.x0 if x0 is None else self._variables.start(x0)
+        if not isinstance(progress, bool) and not callable(progress):
+            raise OptionError(f"progress must be True, False or a function of an Evaluation, got {progress!r}.")
         target = self._latest = self._target()
-        with Reporter(target.evaluator, self.system.name, progress):
+        with ProgressReport(f"optimize {self.system.name}", progress, Evaluation.in_words) as tell:
+            target.evaluator.on_evaluation = tell
             first = target.evaluator.accept(start)
             for own in first.warnings:
                 warnings.warn(own.message, own.category, stacklevel=2)
             x, success, message, iterations, raw = (self._by_ipopt if method == "ipopt" else self._by_scipy)(
                 target, method, start, options
             )
+            target.evaluator.on_evaluation = None
         return self._result(target, x, success, message, method, iterations, raw)
 
     def _check(self, method: str) -> None:

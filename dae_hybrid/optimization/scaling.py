@@ -90,7 +90,7 @@ class Scaling:
 
     @property
     def _margin(self) -> Array:
-        return np.where(self._of("logit"), EDGE * np.where(self._of("logit"), self.upper - self.lower, 0.0), 0.0)
+        return np.where(self._of("logit"), EDGE * (self.upper - self.lower), 0.0)
 
     @property
     def sampled_bounds(self) -> tuple[Array, Array]:
