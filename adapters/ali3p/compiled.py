@@ -27,6 +27,7 @@ from dae_hybrid.adapters.ali3p.scheme import (
     MotionStep,
     Scheme,
 )
+from dae_hybrid.cancellation import raise_if_cancelled
 from dae_hybrid.codegen import sparse_lu
 from dae_hybrid.codegen.c_declarations import declarations
 from dae_hybrid.codegen.compiler import compile_source
@@ -315,6 +316,7 @@ class CompiledSteps:
 
     def _steps(self, name: str, width: int) -> Array:
         """Move the walk by compiled steps; return the rows that they write to the array of that name."""
+        raise_if_cancelled()
         run, walk = self.run, self.walk
         most = max(0, min(MOST_STEPS, max(1, MOST_BYTES // (8 * width)), walk.budget - walk.count))
         rows = np.zeros((most, width))
@@ -335,6 +337,7 @@ class CompiledSteps:
 
     def backward(self, sweep: Sweep, stretch: Stretch) -> bool:
         """Go back over steps; return whether that was possible."""
+        raise_if_cancelled()
         run, k = self.run, len(sweep.components)
         own = {name: np.array(getattr(sweep, name), order="C") for name in ("of_s", "of_p", "of_m")}
         components = np.array(sweep.components, dtype=np.int64)

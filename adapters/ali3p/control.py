@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dae_hybrid.adapters.ali3p.scheme import MotionStep, Scheme
+from dae_hybrid.cancellation import raise_if_cancelled
 from dae_hybrid.errors import DaeHybridError, StepSizeError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Options
@@ -68,6 +69,7 @@ class Walk:
         StepSizeError, NonFiniteError, ConsistencyError
             See `Scheme.step`; under error control, only if shorter steps fail too.
         """
+        raise_if_cancelled()
         if self.count >= self.budget:
             raise step_limit(self.options.max_steps, mode=self.task.equations.name, time=self.t)
         while True:

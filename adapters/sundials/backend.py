@@ -51,13 +51,23 @@ class SolverModel(Protocol):
         ...
 
     def raise_pending(self) -> None:
-        """Raise the exception that a callback kept."""
+        """Raise the first exception that was kept during native work, and forget the others."""
+
+    def take_pending(self) -> BaseException | None:
+        """Return and clear it."""
 
     def reset(self) -> None:
         """Invalidate the cached linearisation."""
 
     def take_returned(self) -> int | None:
         """Return and clear the guard that returned through zero within one step of leaving it, if any."""
+
+
+def raise_first(*models: SolverModel) -> None:
+    """Raise the first exception kept by models, and forget the others: they would stop a later run."""
+    kept = [error for model in models if (error := model.take_pending()) is not None]
+    if kept:
+        raise kept[0]
 
 
 class Backend(Protocol):

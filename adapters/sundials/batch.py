@@ -14,6 +14,7 @@ from dae_hybrid.port.native_batch import NativeBatch, Outcomes
 from dae_hybrid.port.native_plan import Listed, TransitionGraph
 from dae_hybrid.port.segment_rules import DIGITS_LOST, fewest_steps
 
+from .backend import raise_first
 from .compiled import EquationCallbacks
 from .driver import PAUSED, ROWS_FULL, address, loops
 from .forward import Forward
@@ -163,11 +164,11 @@ class SundialsCrew:
             else:
                 self._begin_anew()
                 s = self.struct
+        raise_first(*self._models)  # kept in a run that was left to a single call
 
     def _begin_anew(self) -> None:
         """Continue with the next run after one that was aborted."""
-        for model in self._models:
-            model.raise_pending()
+        raise_first(*self._models)
         old = self.struct
         if old.broken:
             for memory in self._runner.memories:

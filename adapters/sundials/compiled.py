@@ -15,6 +15,7 @@ from dae_hybrid.numerics.crossings import Turn
 from dae_hybrid.numerics.factor_structure import Indices
 from dae_hybrid.port.integrator import Equations
 
+from .backend import raise_first
 from .driver import (
     BLOCKS,
     COUNTERS,
@@ -228,16 +229,19 @@ class EquationCallbacks:
         self._path, self.context.path = None, None
 
     def raise_pending(self) -> None:
-        """Raise an exception that a signal handler raised during native work."""
-        if self.linear is not None:
-            self.linear.raise_pending()
-        if self.together is not None:
-            self.together.system.raise_pending()
+        """Raise the exception that stopped native work: of a signal handler, a factorisation or a cancellation."""
+        raise_first(self)
+
+    def take_pending(self) -> BaseException | None:
+        """See `SolverModel.take_pending`."""
+        systems = (self.linear, None if self.together is None else self.together.system)
+        pending = [system.take_pending() for system in systems if system is not None]
         if self.context.raised:
             error: BaseException = ctypes.cast(self.context.raised, ctypes.py_object).value
-            ctypes.pythonapi.Py_DecRef(ctypes.py_object(error))  # the reference held by steps.c
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(error))  # the reference held by model.c
             self.context.raised = None
-            raise error
+            pending.append(error)
+        return next((error for error in pending if error is not None), None)
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:

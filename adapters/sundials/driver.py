@@ -8,6 +8,7 @@ from ctypes import POINTER, c_int, c_void_p
 from functools import cache
 from typing import Any
 
+from dae_hybrid.cancellation import raise_if_cancelled
 from dae_hybrid.codegen.compiler import compile_source
 
 from .header import CONSTANTS, STRUCTS, source
@@ -97,12 +98,13 @@ def api(family: str) -> Any:
 
 @cache
 def python_api() -> Any:
-    """Addresses of the Python functions called by steps.c."""
+    """Addresses of the Python functions called by model.c."""
     names = {
         "acquire": "PyGILState_Ensure", "release": "PyGILState_Release", "check_signals": "PyErr_CheckSignals",
-        "take_raised": "PyErr_GetRaisedException",
+        "take_raised": "PyErr_GetRaisedException", "call": "PyObject_CallNoArgs", "drop": "Py_DecRef",
     }  # fmt: skip
-    return PythonApi(**{key: address(ctypes.pythonapi, name) for key, name in names.items()})
+    functions = {key: address(ctypes.pythonapi, name) for key, name in names.items()}
+    return PythonApi(**functions, raise_if_cancelled=id(raise_if_cancelled))  # a module's function is never freed
 
 
 def loops() -> ctypes.CDLL:

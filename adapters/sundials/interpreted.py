@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from dae_hybrid.cancellation import raise_if_cancelled
 from dae_hybrid.codegen.kernels import Kernel
 from dae_hybrid.numerics.arrays import SMALLEST_NORMAL, Array
 from dae_hybrid.numerics.matrices import Matrix, column, compacted, dense, hstack, vstack
 from dae_hybrid.port.integrator import Equations
 from dae_hybrid.port.replay import Interpolant
 
+from .backend import raise_first
 from .driver import BLOCKS, COUNTERS, FUNCTIONS
 from .header import CONSTANTS
 from .interpreted_linear import IDENTITIES, SIGNATURES, TYPES, LinearCallbacks, Singular
@@ -137,11 +139,13 @@ class EquationCallbacks(LinearCallbacks):
 
     def raise_pending(self) -> None:
         """Raise the first exception of a callback."""
-        if self.linear is not None:
-            self.linear.raise_pending()
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
-            raise pending
+        raise_first(self)
+
+    def take_pending(self) -> BaseException | None:
+        """See `SolverModel.take_pending`."""
+        of_linear = None if self.linear is None else self.linear.take_pending()
+        pending, self._pending = self._pending, None
+        return pending if of_linear is None else of_linear
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -315,6 +319,7 @@ class EquationCallbacks(LinearCallbacks):
             if self._pending is not None:  # SUNDIALS may call again before it gives up
                 return FATAL
             try:
+                raise_if_cancelled()
                 arguments = [
                     self._view(letter, v, e) for letter, v in zip(signature, raw, strict=True) if letter not in "_i."
                 ]

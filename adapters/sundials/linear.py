@@ -17,6 +17,7 @@ import numpy as np
 from scipy.sparse import csc_array
 from scipy.sparse.linalg import spilu, splu
 
+from dae_hybrid.cancellation import raise_if_cancelled
 from dae_hybrid.codegen.sparse_lu import PIVOT, SparseFactors
 from dae_hybrid.errors import AdapterError, OptionError
 from dae_hybrid.numerics import factor_structure
@@ -160,6 +161,7 @@ class SuperLU:
             if self.pending is not None:
                 return FATAL
             try:
+                raise_if_cancelled()
                 return function()
             except BaseException as error:
                 self.pending = error
@@ -222,11 +224,12 @@ class LinearSystem:
         kind, s = self.structure.kind, self.struct
         return {f"{kind} factorisations": int(s.setups), f"{kind} solutions": int(s.solves)}
 
-    def raise_pending(self) -> None:
-        """Raise an exception of a factorisation in Python."""
-        if self.superlu is not None and self.superlu.pending is not None:
-            pending, self.superlu.pending = self.superlu.pending, None
-            raise pending
+    def take_pending(self) -> BaseException | None:
+        """Return and clear the exception of a factorisation in Python, if any."""
+        if self.superlu is None:
+            return None
+        pending, self.superlu.pending = self.superlu.pending, None
+        return pending
 
     def interruptible(self) -> AbstractContextManager[None]:
         """Run native work with signal handlers enabled during factorisations in Python."""

@@ -12,6 +12,7 @@ from dae_hybrid.options import Options
 from dae_hybrid.port.integrator import Tolerances
 from dae_hybrid.port.native_plan import NativeGradient, NativeRun, RunRequest, TransitionGraph
 
+from .backend import raise_first
 from .driver import COUNTERS, loops, statistics_of
 from .header import STRUCTS
 from .memory import taken
@@ -128,8 +129,7 @@ class NativeBackward:
         s.start, s.end, s.last, s.path_row = left.start.ctypes.data, left.end.ctypes.data, last, left.path_row
         s.moved = left.t - (left.records[left.offsets[-1]] if count else request.span[0])
         flag = self.advance()
-        for own in self.own:
-            own.model.raise_pending()
+        raise_first(*(own.model for own in self.own))
         if flag:
             return None
         counts = dict(zip(COUNTERS, s.counts, strict=True))

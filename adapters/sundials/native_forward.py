@@ -18,6 +18,7 @@ from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.record_table import EventFields, RecordTable
 
 from . import compiled
+from .backend import raise_first
 from .choice import BOUND, reach_of
 from .compiled import WIDE
 from .driver import COUNTERS, FINISHED, NOT_STARTED, ROWS_FULL, driver, loops, statistics_of
@@ -148,8 +149,7 @@ class NativeForward:
         s.under_way, self.paused = 0, None
         self.loop.measure(by_itself=True)
         status = self.advance()
-        for memory in self.memories:
-            memory.model.raise_pending()
+        raise_first(*(memory.model for memory in self.memories))
         if status == FINISHED:
             return self._found(request)
         self._told = None

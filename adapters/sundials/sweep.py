@@ -15,6 +15,7 @@ from dae_hybrid.port.native_plan import TableAdjoint
 from dae_hybrid.port.record_table import RecordTable
 
 from .adjoint import Adjoint
+from .backend import raise_first
 from .compiled import EquationCallbacks
 from .driver import BLOCKS, loops
 from .header import CONSTANTS, STRUCTS
@@ -141,8 +142,7 @@ class TableSweep:
         models += [memory.model for memories in self._integrated.values() for memory in memories]
         for model in models:
             model.leave()
-        for model in models:
-            model.raise_pending()
+        raise_first(*models)
         e = self.table.graph.equations
         if flag:
             mode = int(self.table.column("mode")[struct.failed])

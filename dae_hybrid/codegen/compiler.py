@@ -27,6 +27,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from dae_hybrid.cancellation import raise_if_cancelled
 from dae_hybrid.codegen.cache import keep, load, open_cache, read
 from dae_hybrid.codegen.split_source import is_straight
 from dae_hybrid.errors import CompilerWarning
@@ -40,7 +41,7 @@ SEPARATE = ("-O1", "-fno-math-errno", "-fPIC", "-c")
 COMPILE_TIMEOUT = 600.0
 #: seconds to wait at interpreter exit for compilers that have been killed
 EXIT_TIMEOUT = 5.0
-#: interval in seconds at which a waiting main thread handles signals delivered to other threads
+#: interval in seconds at which a waiting thread asks for cancellation, and the main thread for signals
 SIGNALS = 0.1
 
 _warned: set[str] = set()
@@ -204,6 +205,7 @@ class Compilation:
         """Wait for the compiler; return whether it has finished."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while not self.is_done and (left := deadline - time.monotonic()) > 0:
+            raise_if_cancelled()
             self._done.wait(min(left, SIGNALS))
         return self.is_done
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, Unpack
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dae_hybrid.cancellation import carried
 from dae_hybrid.codegen.compiler import cores
 from dae_hybrid.errors import OptionError, ParameterError
 from dae_hybrid.fitting.experiment import Experiment
@@ -209,7 +210,7 @@ def _searches(
         found = [run(i) for i in range(starts)]
     else:
         with ThreadPoolExecutor(threads) as pool:
-            found = list(pool.map(run, range(starts)))
+            found = list(pool.map(carried(run), range(starts)))
     return sorted(found, key=lambda one: one.cost)
 
 

@@ -12,6 +12,7 @@ import casadi as ca
 import numpy as np
 from scipy import sparse
 
+from dae_hybrid.cancellation import carried
 from dae_hybrid.errors import (
     ConsistencyError,
     DaeHybridError,
@@ -148,7 +149,7 @@ class Misfit:
         if self._workers < 2:
             return list(map(function, *pairs))
         with ThreadPoolExecutor(self._workers) as pool:
-            return list(pool.map(function, *pairs))
+            return list(pool.map(carried(function), *pairs))
 
     def _guarded(self, q: Array, evaluate: Callable[[], Evaluation]) -> Evaluation:
         """Evaluate; NaN with the reason if a run fails."""

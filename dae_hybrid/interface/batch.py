@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from dae_hybrid.codegen.compiler import cores
 from dae_hybrid.errors import DaeHybridError, OptionError
 from dae_hybrid.interface.api import RunOptions
-from dae_hybrid.interface.crews import by_crews, by_single_calls
+from dae_hybrid.interface.crews import carry_out
 from dae_hybrid.interface.parameter_sets import ParameterTable, as_columns, read_table, side_by_side
 from dae_hybrid.interface.prepared_case import Analysis, CheckedCall, Single, check_analysis, functional_names
 from dae_hybrid.interface.registry import for_call
@@ -109,10 +109,8 @@ def batch(
     )  # fmt: skip
     given = side_by_side(sets, values)
     threads = _workers(workers)
-    out = case.outcomes(len(given))
-    reason = by_crews(case, given, out, threads)
+    out, failures, outputs, reason = carry_out(case, given, threads)
     native = int((out.done == DONE).sum())
-    failures, outputs = by_single_calls(case, given, out, threads)
     statistics = {
         "runs": len(given), "failed": len(failures), "native": native, "single": len(given) - native, "workers": threads
     }  # fmt: skip

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from threading import Lock, Thread
 from time import monotonic
+from typing import NamedTuple
 
 import numpy as np
 
+from dae_hybrid.cancellation import Cancellation, carried, raise_if_cancelled
 from dae_hybrid.conditions.sequences import codes_of, digest
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.interface.prepared_case import CheckedCall, Single, gradients_of, trajectory_of
@@ -23,6 +26,34 @@ POLL_SECONDS, THREAD_TIMEOUT = 0.05, 5.0
 
 type Failures = dict[int, DaeHybridError]
 type Outputs = dict[int, dict[str, Array]]
+
+
+class Completed(NamedTuple):
+    """Results of many runs.
+
+    `failures` are the errors of failed runs, `outputs` the outputs of single calls at given times, both by run.
+    `reason` is the reason why all runs were single calls, if it is the same.
+    """
+
+    out: Outcomes
+    failures: Failures
+    outputs: Outputs
+    reason: str | None
+
+
+def carry_out(case: CheckedCall, given: Array, workers: int, cancellation: Cancellation | None = None) -> Completed:
+    """Carry out runs on threads: native runs first, then single calls for the others.
+
+    Raises
+    ------
+    Cancelled
+        By `cancellation`, or by another one that this thread has entered; there is no result then.
+    """
+    with nullcontext() if cancellation is None else cancellation:
+        out = case.outcomes(len(given))
+        reason = by_crews(case, given, out, workers)
+        failures, outputs = by_single_calls(case, given, out, workers)
+    return Completed(out, failures, outputs, reason)
 
 
 def by_crews(case: CheckedCall, given: Array, out: Outcomes, workers: int) -> str | None:
@@ -106,10 +137,11 @@ def take_over(case: CheckedCall, single: Single, i: int, out: Outcomes, outputs:
 def share_out(count: int, work: Sequence[Callable[[int, int], None]], stop: Callable[[], None]) -> None:
     """Divide `count` pieces of work among threads, one for each callable of `work`; a single one runs on this thread.
 
-    An exception in one of them, or an interrupt of this thread, stops all of them and is raised.
+    An exception in one of them, or an interrupt or a cancellation of this thread, stops all of them and is raised.
     """
     if len(work) == 1:
         for begin, end in _chunks(count, 1):
+            raise_if_cancelled()
             work[0](begin, end)
         return
     chunks, lock, raised = _chunks(count, len(work)), Lock(), list[BaseException]()
@@ -121,17 +153,18 @@ def share_out(count: int, work: Sequence[Callable[[int, int], None]], stop: Call
                     chunk = next(chunks, None)
                 if chunk is None:
                     return
+                raise_if_cancelled()
                 one(*chunk)
         except BaseException as error:
             raised.append(error)
 
-    threads = [Thread(target=go_on, args=(one,), daemon=True) for one in work]
+    threads = [Thread(target=carried(go_on), args=(one,), daemon=True) for one in work]
     try:
         for thread in threads:
             thread.start()
-        while any(thread.is_alive() for thread in threads) and not raised:
-            for thread in threads:
-                thread.join(POLL_SECONDS)
+        while (alive := [thread for thread in threads if thread.is_alive()]) and not raised:
+            raise_if_cancelled()
+            alive[0].join(POLL_SECONDS)
     except BaseException as error:
         raised.insert(0, error)
         raise

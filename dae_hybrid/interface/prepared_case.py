@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dae_hybrid.cancellation import raise_if_cancelled
 from dae_hybrid.conditions.amplification import LOOSER, difference, lost
 from dae_hybrid.conditions.resolution import integrated
 from dae_hybrid.conditions.sequences import relation_entries
@@ -137,6 +138,7 @@ class CheckedCall:
         system, t0, found = self.system, self.setup.span[0], dict[int, Array]()
         mode, n_p = system.modes[system.initial.mode], system.parameters.size
         for i, row in enumerate(given):
+            raise_if_cancelled()
             own = system if self.starts is None else self.starts.system(row[n_p:])
             with suppress(DaeHybridError):
                 found[i] = own.initial.numbers(mode, t0, row[:n_p], differentiate=self.analysis is not None)

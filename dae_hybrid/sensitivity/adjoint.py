@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dae_hybrid.cancellation import raise_if_cancelled
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.arrays import EPS, Array, all_finite
@@ -318,6 +319,7 @@ def _sweep_parts(
     wrt = list(sweep.wrt)
     parts = [*reversed(sweep.trajectory.parts.given)]
     while parts:
+        raise_if_cancelled()
         part = parts.pop(0)
         if isinstance(part, RecordTable):
             table, found = part.complete(), None

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dae_hybrid.cancellation import raise_if_cancelled
 from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError, OptionError, ZenoError
 from dae_hybrid.method import AUTO, Method
 from dae_hybrid.numerics.arrays import Array, scalar
@@ -127,6 +128,7 @@ class Automaton:
         end, rules = self.span[1], self.rules
         entering, armed, jumped = True, NO_TRANSITIONS, NO_TRANSITIONS
         while True:
+            raise_if_cancelled()
             if self.keep == "final":
                 self.recording.drop_old()
                 del rules.times[:-RETAINED_EVENT_TIMES]

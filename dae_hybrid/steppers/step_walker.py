@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from dae_hybrid.cancellation import raise_if_cancelled
 from dae_hybrid.errors import ConsistencyError, NonFiniteError, StepSizeError
 from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.numerics.step_polynomial import Step
@@ -99,6 +100,7 @@ class StepWalker:
         self._stepper = self.integrator.start(seen)
 
     def _step(self) -> None:
+        raise_if_cancelled()
         before, t = self.seen.counts["not_finite"], self._stepper.t
         try:
             for _ in range(MAX_STALLED_STEPS):

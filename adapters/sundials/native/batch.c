@@ -153,7 +153,7 @@ static int differentiate_run(const batch *b, const double *values, double *gradi
   return !b->certify || is_moderate(b, values, gradients) ? DONE : STEEP;
 }
 
-/* Whether a signal handler has raised during the backward sweep. */
+/* Whether Python has raised during the backward sweep, see `interrupted`. */
 static int was_interrupted(const batch *b) {
   for (integer i = 0; i < b->n_back; i++)
     for (integer k = 0; k < b->run->n_modes; k++)

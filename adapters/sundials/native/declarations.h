@@ -80,7 +80,7 @@ enum { MOST_CORRECTIONS = 8 };               /* of Newton's method within explic
 #define CONTRACTS 0.25                       /* largest ratio of successive corrections */
 #define APART 10.0                           /* tolerances between algebraic variables from their rates and from their equations */
 #define CERTAIN 10.0                         /* a guard needs no solve if it exceeds its error at x by this factor */
-#define SIGNALS 0.1                          /* seconds between checks for Python signals */
+#define SIGNALS 0.1                          /* seconds between checks for Python signals and cancellation */
 enum { SHORTER_STEP = 902, UNSOLVED = -41 }; /* SUN_NLS_CONV_RECVR; CV_SRHSFUNC_FAIL == IDA_SRES_FAIL */
 enum { LANES = 4 };                          /* right-hand sides that one loop solves */
 enum { ITERATIONS = 3 };                     /* iterations for sensitivities with factors of another step */
@@ -123,10 +123,13 @@ typedef struct {
 } sundials_api;
 
 typedef struct {                             /* Python's C functions: PyGILState_Ensure, PyGILState_Release, */
-  int (*acquire)(void);                      /* PyErr_CheckSignals, PyErr_GetRaisedException */
-  void (*release)(int);
+  int (*acquire)(void);                      /* PyErr_CheckSignals, PyErr_GetRaisedException, */
+  void (*release)(int);                      /* PyObject_CallNoArgs, Py_DecRef; */
   int (*check_signals)(void);
   void *(*take_raised)(void);
+  void *(*call)(void *);
+  void (*drop)(void *);
+  void *raise_if_cancelled;                  /* a Python function */
 } python_api;
 
 typedef struct {                             /* compressed columns, with the entries in `value` */
@@ -193,7 +196,7 @@ typedef struct {
                                                 whether a step has left their branch */
   integer root_calls, resting;               /* calls of the guards by SUNDIALS; whether a guard was zero at the start */
   const python_api *python;
-  void *raised;                              /* exception of a signal handler, raised by the caller */
+  void *raised;                              /* exception of a signal handler, or Cancelled; raised by the caller */
   double clock, asked;                       /* seconds: last readings of the clock and of the signals */
   integer unwatched;                         /* evaluations until the next reading of the clock */
   double *held;                              /* values of `constants` */

@@ -16,8 +16,8 @@ static int all_finite(const double *values, integer n) {
   return sums[0] + sums[1] + sums[2] + sums[3] == 0;
 }
 
-/* Whether a signal handler has raised. No Python runs in these loops, so that Ctrl-C would go unnoticed during a long
- * segment. Handlers are run from here, at most every SIGNALS seconds. */
+/* Whether a signal handler has raised, or this thread's run is cancelled. No Python runs in these loops, so that neither
+ * would be noticed during a long segment. Python is asked from here, at most every SIGNALS seconds. */
 static int interrupted(context *c) {
   struct timespec now;
   if (c->raised) return 1;
@@ -27,9 +27,12 @@ static int interrupted(context *c) {
   c->clock = clock;
   if (fabs(clock - c->asked) < SIGNALS) return 0;
   c->asked = clock;
-  const int state = c->python->acquire();
-  if (c->python->check_signals()) c->raised = c->python->take_raised();
-  c->python->release(state);
+  const python_api *python = c->python;
+  const int state = python->acquire();
+  void *done = python->check_signals() ? 0 : python->call(python->raise_if_cancelled);
+  if (done) python->drop(done);
+  else c->raised = python->take_raised();
+  python->release(state);
   return c->raised != 0;
 }
 
