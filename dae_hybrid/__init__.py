@@ -8,7 +8,10 @@ from pathlib import Path as _Path
 
 import casadi as _casadi
 
+from dae_hybrid.cancellation import Cancellation
 from dae_hybrid.conditions.sequences import EventSequence
+from dae_hybrid.ensembles.ensemble import ensemble
+from dae_hybrid.ensembles.result import Ensemble
 from dae_hybrid.errors import (
     AdapterError,
     AssumptionError,
@@ -21,6 +24,7 @@ from dae_hybrid.errors import (
     DaeHybridError,
     DerivativeWarning,
     DualityError,
+    EnsembleError,
     EventError,
     FormulationError,
     GrazingError,
@@ -33,7 +37,9 @@ from dae_hybrid.errors import (
     ParameterError,
     StepLimitError,
     StepSizeError,
+    StoreError,
     UnsupportedError,
+    WorkerLostError,
     ZenoError,
 )
 from dae_hybrid.fitting.experiment import Experiment
@@ -69,6 +75,7 @@ __all__ = [
     "AssumptionError",
     "Batch",
     "BoundError",
+    "Cancellation",
     "Capabilities",
     "Change",
     "ChatteringError",
@@ -81,6 +88,8 @@ __all__ = [
     "Diagnostics",
     "Duality",
     "DualityError",
+    "Ensemble",
+    "EnsembleError",
     "EventError",
     "EventRecord",
     "EventSensitivity",
@@ -117,14 +126,17 @@ __all__ = [
     "StepSizeError",
     "SteppedIntegrator",
     "Stepper",
+    "StoreError",
     "Trajectory",
     "UnsupportedError",
+    "WorkerLostError",
     "ZenoError",
     "adapter_names",
     "adjoint_gradient",
     "batch",
     "check_gradient",
     "describe_adapters",
+    "ensemble",
     "fit",
     "forward_sensitivity",
     "hessian",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dae_hybrid.ensembles.result import Ensemble
     from dae_hybrid.trajectory.trajectory import Trajectory
 
 
@@ -173,6 +174,20 @@ class DualityError(DaeHybridError, ArithmeticError):
 
 class AssumptionError(DaeHybridError, ValueError):
     """The problem does not meet the assumptions of the requested algorithm."""
+
+
+class EnsembleError(DaeHybridError, RuntimeError):
+    """An ensemble could not be completed, for a reason outside its runs; ``ensemble`` holds the results so far."""
+
+    ensemble: Ensemble | None = None
+
+
+class StoreError(EnsembleError):
+    """A store of an ensemble belongs to another call, is damaged, or cannot be written."""
+
+
+class WorkerLostError(EnsembleError):
+    """A worker process has ended while it ran a set of parameters."""
 
 
 class DerivativeWarning(UserWarning):

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from dae_hybrid.codegen.compiler import cores
 from dae_hybrid.errors import DaeHybridError, OptionError
 from dae_hybrid.interface.api import RunOptions
-from dae_hybrid.interface.crews import carry_out
+from dae_hybrid.interface.crews import Completed, carry_out
 from dae_hybrid.interface.parameter_sets import ParameterTable, as_columns, read_table, side_by_side
 from dae_hybrid.interface.prepared_case import Analysis, CheckedCall, Single, check_analysis, functional_names
 from dae_hybrid.interface.registry import for_call
@@ -96,6 +96,21 @@ def batch(
     >>> found.functionals["G"].round(4), found.gradient["G"].shape, found.n_events, found.ok
     (array([20.0291, 19.6144]), (2, 1), array([3, 1]), array([ True,  True]))
     """
+    case, given = checked_table(
+        system, t_span, parameters, x0, functional=functional, gradient=gradient, wrt=wrt, t_eval=t_eval,
+        adapter=adapter, strict=strict, duality=duality, options=options,
+    )  # fmt: skip
+    threads = _workers(workers)
+    return Batch.of(case, given, carry_out(case, given, threads), threads)
+
+
+def checked_table(
+    system: HybridSystem, t_span: Sequence[float], parameters: ParameterTable, x0: ParameterTable, *,
+    functional: str | Sequence[str] | None, gradient: Literal["forward", "adjoint", True] | None,
+    wrt: str | Sequence[str] | None, t_eval: ArrayLike | None, adapter: str, strict: bool, duality: bool | float,
+    options: RunOptions,
+) -> tuple[CheckedCall, Array]:  # fmt: skip
+    """Check the arguments of many runs; return the call and its inputs, (N, n_given)."""
     system = for_call(system, adapter, options)
     sets = read_table("parameters", parameters, system.parameters, system.nominal)
     starts, values = None, None
@@ -107,14 +122,7 @@ def batch(
         system, t_span, functional, _analysis(system, functional, gradient, wrt), wrt, t_eval, adapter, strict, duality,
         options, starts,
     )  # fmt: skip
-    given = side_by_side(sets, values)
-    threads = _workers(workers)
-    out, failures, outputs, reason = carry_out(case, given, threads)
-    native = int((out.done == DONE).sum())
-    statistics = {
-        "runs": len(given), "failed": len(failures), "native": native, "single": len(given) - native, "workers": threads
-    }  # fmt: skip
-    return Batch(case, given, out, failures, outputs, statistics, reason)
+    return case, side_by_side(sets, values)
 
 
 def _analysis(
@@ -199,6 +207,15 @@ class Batch:
         )
         self.statistics: Mapping[str, int] = MappingProxyType(dict(statistics))
 
+    @classmethod
+    def of(cls, case: CheckedCall, given: Array, completed: Completed, workers: int) -> Batch:
+        """Make a batch of completed runs."""
+        out, failures, outputs, reason = completed
+        native = int((out.done == DONE).sum())
+        counts = {"native": native, "single": len(given) - native, "workers": workers}
+        statistics = {"runs": len(given), "failed": len(failures), **counts}
+        return cls(case, given, out, failures, outputs, statistics, reason)
+
     def __reduce__(self) -> tuple[Any, ...]:
         errors = {i: error for i, error in enumerate(self.errors) if error is not None}
         return Batch, (
@@ -223,18 +240,16 @@ class Batch:
     @cached_property
     def final(self) -> Mapping[str, Array]:
         """Variables and memory at the final times."""
-        return MappingProxyType({name: self._final(name) for name in self._names})
+        return MappingProxyType({name: self._final(name) for name in self._sizes})
 
-    @property
-    def _names(self) -> tuple[str, ...]:
-        seen = {name: None for mode in self._case.system.modes for name in mode.variables.names}
-        return (*seen, *(name for name in self._case.system.memory.names if self._case.system.signal(name) is None))
+    @cached_property
+    def _sizes(self) -> Mapping[str, int]:
+        return variable_sizes(self._case.system)
 
     def _width(self, name: str) -> int:
-        for layout in (*(mode.variables for mode in self._case.system.modes), self._case.system.memory):
-            if name in layout and name in self._names:
-                return int(layout[name].stop - layout[name].start)
-        raise KeyError(f"No variable {name!r}; there are {', '.join(self._names)}.")
+        if name not in self._sizes:
+            raise KeyError(f"No variable {name!r}; there are {', '.join(self._sizes)}.")
+        return self._sizes[name]
 
     def _memory_at(self, name: str) -> slice:
         """Position of a memory in a row of `Outcomes`."""
@@ -312,6 +327,13 @@ class Batch:
             for i, t in enumerate(self.t_end[:MAX_RUNS_SHOWN])
         ]  # fmt: skip
         return html(repr(self), [["run", *names, "events", "end", "single call because of"], *rows])
+
+
+def variable_sizes(system: HybridSystem) -> dict[str, int]:
+    """Sizes of the variables of all modes and of the memory, by name."""
+    layouts = [*(mode.variables for mode in system.modes), system.memory]
+    sizes = {name: part for layout in layouts for name, part in layout.blocks}
+    return {name: size for name, size in sizes.items() if system.signal(name) is None}
 
 
 def _narrow(values: Array, axis: int) -> Array:

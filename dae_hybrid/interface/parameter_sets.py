@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,8 +18,16 @@ ParameterTable = Mapping[str, ArrayLike] | ArrayLike | None
 
 
 def as_columns(given: Any) -> Any:
-    """Return a table with named columns (a pandas DataFrame) as a mapping; other values unchanged."""
+    """Return a table with named columns (a pandas DataFrame) as a mapping; other values unchanged.
+
+    Raises
+    ------
+    ParameterError
+        A name occurs twice.
+    """
     if hasattr(given, "columns") and hasattr(given, "iloc"):
+        if twice := [name for name, count in Counter(given.columns).items() if count > 1]:
+            raise ParameterError(f"The table has {len(twice)} names twice, among them {twice[0]!r}.")
         return {name: given[name].to_numpy() for name in given.columns}
     return given
 

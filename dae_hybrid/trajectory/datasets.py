@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from dae_hybrid.trajectory.trajectory import Trajectory
 
 
-def optional(name: str, what: str) -> Any:
-    """Import an optional library.
+def optional(name: str, what: str, extra: str = "data") -> Any:
+    """Import an optional library, which an extra installs.
 
     Raises
     ------
@@ -28,7 +28,7 @@ def optional(name: str, what: str) -> Any:
         return import_module(name)
     except ImportError as reason:
         raise ImportError(
-            f"{what} needs {name}, which cannot be imported ({reason}). Install it: pip install 'dae-hybrid[data]'."
+            f"{what} needs {name}, which cannot be imported ({reason}). Install it: pip install 'dae-hybrid[{extra}]'."
         ) from reason
 
 

@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAYERS = (
     "root", "numerics", "codegen", "statement", "port", "system", "steppers", "trajectory", "simulation",
-    "sensitivity", "conditions", "compile", "interface", "report", "mechanics", "optimization", "fitting", "bridges",
+    "sensitivity", "conditions", "compile", "interface", "report", "mechanics", "optimization", "fitting",
+    "ensembles", "bridges",
 )  # fmt: skip
 #: what an adapter may import, besides other adapters
 PORT = ("root", "numerics", "codegen", "port", "steppers", "adapters")
@@ -24,6 +25,7 @@ DOORS = {
     ("port/record_table.py", "system"): "type of the argument of RecordTable.measurements",
     ("system/system.py", "conditions"): "type of the table of branches",
     ("errors.py", "trajectory"): "type of the partial result that an error carries",
+    ("errors.py", "ensembles"): "type of the partial result that an error carries",
     ("sundials/header.py", "interface"): "constants that C and Python share",
 }
 

@@ -1,0 +1,237 @@
+"""The table of an ensemble's chunks: which are done, which are running, and which runs failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sqlite3
+import time
+import uuid
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from dae_hybrid.ensembles.failures import FailedRun
+from dae_hybrid.ensembles.results_store import REMEDY
+from dae_hybrid.errors import StoreError
+
+#: seconds after which another client may take over the chunks of one that is no longer heard of
+LEASE = 60.0
+#: losses of a worker after which a chunk is halved, and a single run given up
+MAX_LOSSES = 2
+#: seconds to wait for another client's transaction
+TIMEOUT = 60.0
+#: states of a chunk; a suspect may have killed a worker, and runs while nothing else does
+WAITING, RUNNING, SUSPECT, DONE = "waiting", "running", "suspect", "done"
+SCHEMA = """
+create table if not exists chunks (
+    first integer primary key, last integer not null, block integer not null, state text not null,
+    attempts integer not null default 0, error text, owner text, lease real
+);
+create index if not exists by_state on chunks (state, block);
+create table if not exists failures (run integer primary key, report text not null);
+"""
+
+
+class Chunk(NamedTuple):
+    """Runs ``first`` to ``last - 1``, and the number of workers lost with them."""
+
+    first: int
+    last: int
+    attempts: int
+
+    @property
+    def n_runs(self) -> int:
+        """Number of runs."""
+        return self.last - self.first
+
+
+class ChunkTable:
+    """A SQLite table of chunks, shared by the clients of one machine.
+
+    A client claims chunks for the time of a lease, which it renews. Chunks of a client that has ended, or whose lease
+    has expired, may be claimed by others. Two clients never work on parts of one block, the runs of one file.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._name = "memory" if path is None else str(path)
+        self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        with self._told():
+            self._db = sqlite3.connect(
+                ":memory:" if path is None else path, timeout=TIMEOUT, isolation_level=None, check_same_thread=False
+            )
+            self.close = weakref.finalize(self, self._db.close)
+            if path is not None:  # commits survive a killed process
+                self._db.execute("pragma journal_mode=wal")
+                self._db.execute("pragma synchronous=normal")
+            self._db.executescript(SCHEMA)
+
+    def lay_out(self, count: int, chunk: int) -> None:
+        """Create the chunks of `count` runs."""
+        rows = ((first, min(first + chunk, count), i, WAITING) for i, first in enumerate(range(0, count, chunk)))
+        with self._transaction() as db:
+            db.executemany("insert into chunks (first, last, block, state) values (?, ?, ?, ?)", rows)
+
+    # -- claims ---------------------------------------------------------------------------------------------
+
+    def claim(self, most: int) -> list[Chunk]:
+        """Claim chunks that wait, or that belong to a client that has ended."""
+        return self._claim(WAITING, most)
+
+    def claim_suspect(self) -> list[Chunk]:
+        """Claim a chunk that may have killed a worker."""
+        return self._claim(SUSPECT, 1)
+
+    def _claim(self, state: str, most: int) -> list[Chunk]:
+        with self._transaction() as db:
+            self._release_abandoned(db)
+            rows = db.execute(
+                "select first, last, attempts from chunks c where state = ? and not exists (select 1 from chunks o "
+                "where o.state = ? and o.block = c.block and o.owner != ?) order by first limit ?",
+                (state, RUNNING, self.owner, most),
+            ).fetchall()
+            lease = time.time() + LEASE
+            db.executemany(
+                "update chunks set state = ?, owner = ?, lease = ? where first = ?",
+                ((RUNNING, self.owner, lease, first) for first, *_ in rows),
+            )
+        return [Chunk(*row) for row in rows]
+
+    def _release_abandoned(self, db: sqlite3.Connection) -> None:
+        owners = db.execute(
+            "select owner, min(lease) from chunks where state = ? and owner != ? group by owner", (RUNNING, self.owner)
+        ).fetchall()
+        for owner, lease in owners:
+            if lease < time.time() or _has_ended(owner):
+                db.execute(
+                    "update chunks set state = ?, owner = null where state = ? and owner = ?", (WAITING, RUNNING, owner)
+                )
+
+    def renew(self) -> None:
+        """Extend the leases of this client."""
+        with self._transaction() as db:
+            db.execute(
+                "update chunks set lease = ? where state = ? and owner = ?", (time.time() + LEASE, RUNNING, self.owner)
+            )
+
+    def release(self) -> None:
+        """Return all running chunks of this client."""
+        with self._transaction() as db:
+            db.execute(
+                "update chunks set state = ?, owner = null where state = ? and owner = ?",
+                (WAITING, RUNNING, self.owner),
+            )
+
+    def holds(self, chunk: Chunk) -> bool:
+        """Whether a chunk still belongs to this client."""
+        with self._told():
+            found = self._db.execute(
+                "select 1 from chunks where first = ? and last = ? and state = ? and owner = ?",
+                (chunk.first, chunk.last, RUNNING, self.owner),
+            ).fetchone()
+        return found is not None
+
+    # -- outcomes -------------------------------------------------------------------------------------------
+
+    def finish(self, chunks: Sequence[tuple[Chunk, Sequence[FailedRun]]]) -> None:
+        """Mark chunks as done whose results are written, and store the errors of their runs."""
+        with self._transaction() as db:
+            for chunk, failures in chunks:
+                self._store(db, failures)
+                db.execute("update chunks set state = ?, owner = null where first = ?", (DONE, chunk.first))
+
+    def lose(self, chunk: Chunk, error: str, *, is_certain: bool, is_exact: bool) -> bool:
+        """Record that a worker was lost with a chunk; return whether its single run is to be given up.
+
+        If it is certain that this chunk was the cause, it is halved after `MAX_LOSSES`. With workers that are not exact
+        it becomes a suspect, to be run alone.
+        """
+        attempts, state = chunk.attempts + 1, WAITING if is_exact else SUSPECT
+        is_over = is_certain and attempts >= MAX_LOSSES
+        if is_over and chunk.n_runs == 1:
+            return True
+        last = (chunk.first + chunk.last) // 2 if is_over else chunk.last
+        attempts -= is_over  # the next loss of a half is its last
+        with self._transaction() as db:
+            db.execute(
+                "update chunks set last = ?, state = ?, attempts = ?, error = ?, owner = null where first = ?",
+                (last, state, attempts, error, chunk.first),
+            )
+            if is_over:
+                db.execute(
+                    "insert into chunks (first, last, block, state, attempts, error) "
+                    "select ?, ?, block, ?, ?, ? from chunks where first = ?",
+                    (last, chunk.last, state, attempts, error, chunk.first),
+                )
+        return False
+
+    def _store(self, db: sqlite3.Connection, failures: Sequence[FailedRun]) -> None:
+        db.executemany(
+            "insert or replace into failures values (?, ?)", ((own.run, json.dumps(own.report)) for own in failures)
+        )
+
+    # -- queries --------------------------------------------------------------------------------------------
+
+    def counts(self) -> dict[str, int]:
+        """Number of runs in chunks of each state."""
+        with self._told():
+            found = self._db.execute("select state, sum(last - first) from chunks group by state").fetchall()
+        return {WAITING: 0, RUNNING: 0, SUSPECT: 0, DONE: 0} | dict(found)
+
+    def chunks(self) -> list[tuple[int, int, str, int, str | None]]:
+        """First run, last run, state, losses and last error of all chunks."""
+        with self._told():
+            return self._db.execute("select first, last, state, attempts, error from chunks order by first").fetchall()
+
+    def n_failures(self) -> int:
+        """Number of failed runs."""
+        with self._told():
+            return int(self._db.execute("select count(*) from failures").fetchone()[0])
+
+    def failures(self, first: int = 0, most: int = -1) -> list[FailedRun]:
+        """Failed runs in order, at most `most` from the one at position `first`."""
+        with self._told():
+            found = self._db.execute(
+                "select run, report from failures order by run limit ? offset ?", (most, first)
+            ).fetchall()
+        return [FailedRun(run, json.loads(report)) for run, report in found]
+
+    # -- the database ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._told():
+            self._db.execute("begin immediate")
+            try:
+                yield self._db
+            except BaseException:
+                if self._db.in_transaction:  # not after an error for which SQLite has rolled back
+                    self._db.execute("rollback")
+                raise
+            self._db.execute("commit")
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as reason:
+            raise StoreError(
+                f"The table of chunks {self._name!r} cannot be read or written: {reason}.", remedy=REMEDY
+            ) from reason
+
+
+def _has_ended(owner: str) -> bool:
+    """Whether a client was a process of this machine that has ended."""
+    host, pid, _ = owner.rsplit(":", 2)
+    if host != socket.gethostname():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,151 @@
+"""The arrays of an ensemble's results: their names, columns and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dae_hybrid.errors import OptionError
+from dae_hybrid.interface.batch import Batch, variable_sizes
+from dae_hybrid.interface.prepared_case import CheckedCall
+from dae_hybrid.layout import Layout
+from dae_hybrid.numerics.arrays import Array
+
+#: columns of the array "counts"
+STATUS, N_EVENTS, N_STEPS, DIGEST, NATIVE = range(5)
+COUNTS = ("status", "n_events", "n_steps", "digest", "native")
+#: values of the column "status"
+WAITING, SUCCEEDED, FAILED = range(3)
+_LAYOUTS, _LABELS = ("functionals", "variables", "outputs"), ("parameters", "starts", "wrt")
+
+
+class ArraySpec(NamedTuple):
+    """Shape of one run's part of an array, its type, its value before the run, and the names of its dimensions."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    fill: float
+    dimensions: tuple[str, ...]
+
+    @property
+    def bytes_per_run(self) -> int:
+        """Bytes of one run."""
+        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class ResultLayout:
+    """Labels of the results of a call, enough to read them without its model.
+
+    Attributes
+    ----------
+    parameters, starts : tuple of str
+        Labels of the parameters, and of the initial values that differ between the runs.
+    functionals : Layout
+        Reported functionals.
+    wrt : tuple of str or None
+        Labels of the parameters of the gradients; None without gradients.
+    variables : Layout
+        Variables and memory at the final times.
+    outputs : Layout
+        Variables, memory and signals at the output times.
+    n_t : int
+        Number of output times.
+    """
+
+    parameters: tuple[str, ...]
+    starts: tuple[str, ...]
+    functionals: Layout
+    wrt: tuple[str, ...] | None
+    variables: Layout
+    outputs: Layout
+    n_t: int
+
+    @classmethod
+    def of(cls, case: CheckedCall, outputs: str | Sequence[str] | None) -> ResultLayout:
+        """Return the layout of the results of a call.
+
+        Raises
+        ------
+        OptionError
+            `outputs` names no variable, memory or signal, or there are no output times.
+        """
+        system = case.system
+        variables = variable_sizes(system)
+        n_t = 0 if case.setup.t_eval is None else case.setup.t_eval.size
+        if outputs is not None and not n_t:
+            raise OptionError("outputs= selects variables at the times t_eval=, which is not given.")
+        legal = variables | {signal.data.name: 1 for signal in system.signals}
+        names = list(variables) if outputs is None else [outputs] if isinstance(outputs, str) else list(outputs)
+        if unknown := [name for name in names if name not in legal]:
+            raise OptionError(
+                f"outputs: unknown name {unknown[0]!r}.", remedy=f"Variables, memory and signals: {', '.join(legal)}."
+            )
+        labels = system.parameters.labels()
+        return cls(
+            tuple(labels),
+            () if case.starts is None else tuple(case.starts.layout.labels()),
+            Layout.of((name, part.stop - part.start) for name, part in case.components.items()),
+            tuple(labels[i] for i in case.indices) if case.analysis is not None else None,
+            Layout.of(variables.items()),
+            Layout.of((name, legal[name]) for name in names if n_t),
+            n_t,
+        )
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> ResultLayout:
+        """Restore a layout from the output of `to_json`."""
+        layouts: dict[str, Any] = {name: Layout.of((str(n), size) for n, size in content[name]) for name in _LAYOUTS}
+        labels: dict[str, Any] = {name: None if content[name] is None else tuple(content[name]) for name in _LABELS}
+        return cls(**layouts, **labels, n_t=content["n_t"])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the layout as values that JSON can hold."""
+        return vars(self) | {name: getattr(self, name).blocks for name in _LAYOUTS}
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Labels of the inputs of a run: parameters, then initial values."""
+        return (*self.parameters, *(f"{label}(0)" for label in self.starts))
+
+    @property
+    def arrays(self) -> dict[str, ArraySpec]:
+        """The arrays of results."""
+        n_c = self.functionals.size
+        found = {
+            "values": ArraySpec((n_c,), "f8", np.nan, ("component",)),
+            "final": ArraySpec((1 + self.variables.size,), "f8", np.nan, ("variable",)),
+            "counts": ArraySpec((len(COUNTS),), "i8", 0, ("count",)),
+        }
+        if self.wrt is not None:
+            found["gradients"] = ArraySpec((n_c, len(self.wrt)), "f8", np.nan, ("component", "parameter"))
+        if self.n_t:
+            found["outputs"] = ArraySpec((self.n_t, self.outputs.size), "f8", np.nan, ("t", "output"))
+        return {name: spec for name, spec in found.items() if spec.bytes_per_run}
+
+    @property
+    def bytes_per_run(self) -> int:
+        """Bytes of the results of one run."""
+        return sum(spec.bytes_per_run for spec in self.arrays.values())
+
+    def rows(self, found: Batch) -> dict[str, Array]:
+        """Return the results of a batch as rows of the arrays."""
+        status = np.where(found.ok, SUCCEEDED, FAILED)
+        final = [found.t_end[:, None], *(_columns(found.final[name], 1) for name in self.variables.names)]
+        rows = {
+            "values": found.values,
+            "gradients": found.gradients,
+            "final": np.hstack(final),
+            "counts": np.column_stack((status, found.n_events, found.n_steps, found.digest, found.native)),
+        }
+        if self.n_t:
+            rows["outputs"] = np.concatenate([_columns(found[name], 2) for name in self.outputs.names], axis=2)
+        return {name: rows[name].astype(spec.dtype, copy=False) for name, spec in self.arrays.items()}
+
+
+def _columns(values: Array, axis: int) -> Array:
+    """Restore the axis of the size, which is missing for a scalar."""
+    return values[..., None] if values.ndim == axis else values

@@ -1,0 +1,305 @@
+"""The results of an ensemble, in memory or in a store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dae_hybrid.ensembles.chunk_table import DONE, ChunkTable
+from dae_hybrid.ensembles.layout import DIGEST, N_EVENTS, N_STEPS, NATIVE, STATUS, SUCCEEDED, WAITING, ResultLayout
+from dae_hybrid.ensembles.results_store import ResultArrays, ZarrArrays
+from dae_hybrid.errors import DaeHybridError, NotKeptError, OptionError, StoreError
+from dae_hybrid.interface.prepared_case import CheckedCall, Single
+from dae_hybrid.layout import Layout
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.tables import html, in_short
+
+#: names within a store
+ARRAYS, TABLE = "results.zarr", "chunks.sqlite"
+#: failed runs shown in a notebook
+MAX_FAILURES_SHOWN = 10
+#: failed runs read at a time
+ROWS_READ = 1000
+
+
+class Failure:
+    """A failed run of an ensemble.
+
+    Attributes
+    ----------
+    run : int
+        Its number.
+    parameters : mapping of str to float
+        Its parameters and initial values, by label; ``"x(0)"`` is the initial value of x.
+    error : DaeHybridError
+        Its error, without the partial trajectory.
+    """
+
+    def __init__(self, run: int, parameters: Mapping[str, float], error: DaeHybridError) -> None:
+        self.run, self.parameters, self.error = run, parameters, error
+
+    def __repr__(self) -> str:
+        return f"<Failure of run {self.run}: {type(self.error).__name__}: {self.error.message}>"
+
+
+class Failures(Sequence[Failure]):
+    """The failed runs of an ensemble, in order, read from the table of chunks when asked for."""
+
+    def __init__(self, table: ChunkTable, given: Callable[[int], Mapping[str, float]]) -> None:
+        self._table, self._given = table, given
+
+    def __len__(self) -> int:
+        return self._table.n_failures()
+
+    def __iter__(self) -> Iterator[Failure]:
+        for first in range(0, len(self), ROWS_READ):
+            yield from self._some(first, ROWS_READ)
+
+    def _some(self, first: int, most: int) -> list[Failure]:
+        return [Failure(own.run, self._given(own.run), own.error) for own in self._table.failures(first, most)]
+
+    @overload
+    def __getitem__(self, index: int) -> Failure: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Failure]: ...
+
+    def __getitem__(self, index: int | slice) -> Failure | list[Failure]:
+        places = range(len(self))[index]
+        if isinstance(places, int):
+            return self._some(places, 1)[0]
+        return [self._some(i, 1)[0] for i in places]
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} failures>"
+
+
+class Ensemble:
+    """Results of an ensemble, one row per run.
+
+    Results of a store are read when asked for. Runs that failed, or are not done, have NaN.
+
+    Attributes
+    ----------
+    parameters : ndarray, shape (N, n_parameters)
+        Parameters of each run; `layout.parameters` names the columns.
+    x0 : ndarray, shape (N, n)
+        Initial values that were given; `layout.starts` names the columns.
+    values : ndarray, shape (N, n_components)
+        Values of all reported functionals.
+    gradients : ndarray, shape (N, n_components, n_wrt)
+        Their gradients, if requested; `wrt` names the parameters.
+    functionals : mapping of str to ndarray, shape (N,), or (N, k) of a vector
+        Values by functional.
+    gradient : mapping of str to ndarray, shape (N, n_wrt), or (N, k, n_wrt)
+        Gradients by functional.
+    ok, done : ndarray of bool, shape (N,)
+        Whether each run succeeded, and whether it was carried out.
+    complete : bool
+        Whether all runs were carried out.
+    failures : sequence of Failure
+        The failed runs with their parameters and errors.
+    n_events, n_steps, digest : ndarray of int, shape (N,)
+        As in `Batch`.
+    native : ndarray of bool, shape (N,)
+        As in `Batch`.
+    t : ndarray, shape (n_t,), or None
+        Output times.
+    t_end : ndarray, shape (N,)
+        Final times.
+    final : mapping of str to ndarray, shape (N,), or (N, size) of a vector
+        Variables and memory at the final times.
+    statistics : mapping of str to int
+        ``runs``, ``done``, ``failed``, ``native``, ``chunks``, ``lost`` (workers lost with chunks not halved since).
+
+    ``ensemble["u"]`` returns an output, (N, n_t), or (N, n_t, size) of a vector; `outputs(name, first, last)` reads
+    some runs of it. ``len(ensemble)`` is N, and ``ensemble.single(i)`` repeats run i as a single call.
+    """
+
+    def __init__(
+        self, layout: ResultLayout, arrays: ResultArrays, table: ChunkTable, t: Array | None, path: Path | None = None,
+        facts: Mapping[str, Any] | None = None, case: CheckedCall | None = None,
+    ) -> None:  # fmt: skip
+        self.layout, self.t, self.path, self.wrt = layout, t, path, layout.wrt or ()
+        self._arrays, self._table, self._facts, self._case = arrays, table, facts or {}, case
+
+    @classmethod
+    def open(cls, store: str | os.PathLike[str]) -> Ensemble:
+        """Open the results of a store, complete or not, without the model.
+
+        Raises
+        ------
+        StoreError
+            There is no store, or it is damaged.
+        """
+        path = Path(store).absolute()
+        if not (path / ARRAYS).is_dir() or not (path / TABLE).is_file():
+            raise StoreError(f"{str(path)!r} is not the store of an ensemble.")
+        arrays = ZarrArrays(path / ARRAYS)
+        try:
+            layout, facts = ResultLayout.from_json(arrays.facts["layout"]), arrays.facts["call"]
+        except (KeyError, TypeError, ValueError) as reason:
+            raise StoreError(f"The store {str(path)!r} has another format, or is damaged: {reason}.") from reason
+        return cls(layout, arrays, ChunkTable(path / TABLE), arrays.t, path, facts)
+
+    def _with(self, case: CheckedCall) -> Ensemble:
+        """Return the results so far, read anew, with the call that repeats single runs."""
+        return Ensemble(self.layout, self._arrays, self._table, self.t, self.path, self._facts, case)
+
+    # -- numbers of runs ------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    @cached_property
+    def _given(self) -> Array:
+        return self._arrays.given
+
+    @cached_property
+    def _counts(self) -> NDArray[np.int64]:
+        return self._arrays.read("counts").astype(np.int64, copy=False)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all runs were carried out."""
+        return self._table.counts()[DONE] == len(self)
+
+    @property
+    def ok(self) -> NDArray[np.bool_]:
+        """Whether each run succeeded."""
+        return self._counts[:, STATUS] == SUCCEEDED
+
+    @property
+    def done(self) -> NDArray[np.bool_]:
+        """Whether each run was carried out."""
+        return self._counts[:, STATUS] != WAITING
+
+    @property
+    def failures(self) -> Failures:
+        """The failed runs."""
+        return Failures(self._table, lambda run: dict(zip(self.layout.given, self._given[run].tolist(), strict=True)))
+
+    @property
+    def statistics(self) -> Mapping[str, int]:
+        """Numbers of runs, chunks and lost workers."""
+        chunks = self._table.chunks()
+        return MappingProxyType(
+            {
+                "runs": len(self), "done": int(self.done.sum()), "failed": len(self.failures),
+                "native": int(self.native.sum()), "chunks": len(chunks), "lost": sum(own[3] for own in chunks),
+            }
+        )  # fmt: skip
+
+    n_events = property(lambda self: self._counts[:, N_EVENTS], doc="Number of events of each run.")
+    n_steps = property(lambda self: self._counts[:, N_STEPS], doc="Number of steps of each run.")
+    digest = property(lambda self: self._counts[:, DIGEST], doc="Digest of each run's sequence of events.")
+    native = property(lambda self: self._counts[:, NATIVE] != 0, doc="Whether compiled code completed each run.")
+
+    # -- values ---------------------------------------------------------------------------------------------
+
+    @property
+    def parameters(self) -> Array:
+        """Parameters of each run, (N, n_parameters)."""
+        return self._given[:, : len(self.layout.parameters)]
+
+    @property
+    def x0(self) -> Array:
+        """Initial values that were given, (N, n)."""
+        return self._given[:, len(self.layout.parameters) :]
+
+    @cached_property
+    def values(self) -> Array:
+        """Values of all reported functionals, (N, n_components)."""
+        return self._arrays.read("values") if self.layout.functionals.size else np.zeros((len(self), 0))
+
+    @cached_property
+    def gradients(self) -> Array:
+        """Gradients of all reported functionals, (N, n_components, n_wrt)."""
+        if self.layout.wrt is None:
+            raise OptionError("There are no gradients.", remedy="Pass gradient='forward', 'adjoint' or True.")
+        return self._arrays.read("gradients")
+
+    @cached_property
+    def _final(self) -> Array:
+        return self._arrays.read("final")
+
+    @property
+    def functionals(self) -> Mapping[str, Array]:
+        """Values by functional."""
+        return MappingProxyType(_by_name(self.values, self.layout.functionals))
+
+    @property
+    def gradient(self) -> Mapping[str, Array]:
+        """Gradients by functional; empty if not requested."""
+        return MappingProxyType(
+            {} if self.layout.wrt is None else _by_name(self.gradients, self.layout.functionals)
+        )  # fmt: skip
+
+    @property
+    def t_end(self) -> Array:
+        """Final times, (N,)."""
+        return self._final[:, 0]
+
+    @property
+    def final(self) -> Mapping[str, Array]:
+        """Variables and memory at the final times."""
+        return MappingProxyType(_by_name(self._final[:, 1:], self.layout.variables))
+
+    def outputs(self, name: str, first: int = 0, last: int | None = None) -> Array:
+        """Return an output of runs ``first`` to ``last - 1``, (n, n_t), or (n, n_t, size) of a vector.
+
+        Raises
+        ------
+        NotKeptError
+            There are no outputs of this name.
+        """
+        if self.t is None or name not in self.layout.outputs:
+            kept = ", ".join(self.layout.outputs.names) or "none"
+            raise NotKeptError(
+                f"No outputs of {name!r} were kept; there are {kept}.", remedy="Pass t_eval= and outputs=."
+            )
+        part = self.layout.outputs[name]
+        found = self._arrays.read("outputs", first, last)[:, :, part]
+        return found[:, :, 0] if part.stop - part.start == 1 else found
+
+    def __getitem__(self, name: str) -> Array:
+        return self.outputs(name)
+
+    def single(self, i: int) -> Single:
+        """Repeat run i as a single call; see `Batch.single`.
+
+        Raises
+        ------
+        OptionError
+            The results were opened without the model.
+        """
+        if self._case is None:
+            raise OptionError(
+                "These results were opened without their model.", remedy="Repeat the call of dh.ensemble with store=."
+            )
+        return self._case.single(self.parameters[i].copy(), self.x0[i].copy())
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{n} {name}" for name, n in self.statistics.items() if name not in ("runs", "lost"))
+        where = f" in {str(self.path)!r}" if self.path is not None else ""
+        return f"<Ensemble of {len(self)} run{'s' * (len(self) != 1)}{where}: {counts}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [str(own.run), *(in_short(value) for value in own.parameters.values()), str(own.error)]
+            for own in self.failures[:MAX_FAILURES_SHOWN]
+        ]
+        return html(repr(self), [["failed run", *self.layout.given, "error"], *rows] if rows else [])
+
+
+def _by_name(values: Array, layout: Layout) -> dict[str, Array]:
+    """Columns by name, (N, ...) of a scalar and (N, size, ...) of a vector."""
+    parts = {name: values[:, layout[name]] for name in layout.names}
+    return {name: part[:, 0] if part.shape[1] == 1 else part for name, part in parts.items()}

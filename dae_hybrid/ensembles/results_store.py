@@ -1,0 +1,118 @@
+"""Where the arrays of an ensemble are kept: in memory, or in a Zarr group on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from dae_hybrid.ensembles.layout import ResultLayout
+from dae_hybrid.errors import StoreError
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.trajectory.datasets import optional
+
+#: rows of an array of inputs in one file
+ROWS_OF_INPUT = 65_536
+REMEDY = "Free space or mend the file system; the same call then continues from the chunks that are done."
+
+
+class ResultArrays(Protocol):
+    """The inputs of all runs and the arrays of a `ResultLayout`, one row per run."""
+
+    @property
+    def given(self) -> Array:
+        """The inputs, (N, n_given)."""
+
+    def write(self, first: int, rows: Mapping[str, Array]) -> None:
+        """Store rows of all arrays, from run `first` on."""
+
+    def read(self, name: str, first: int = 0, last: int | None = None) -> Array:
+        """Return rows of an array."""
+
+
+class MemoryArrays:
+    """Arrays in memory."""
+
+    def __init__(self, layout: ResultLayout, given: Array) -> None:
+        self.given = given
+        self._arrays = {
+            name: np.full((len(given), *spec.shape), spec.fill, spec.dtype) for name, spec in layout.arrays.items()
+        }
+
+    def write(self, first: int, rows: Mapping[str, Array]) -> None:
+        """See `ResultArrays`."""
+        for name, values in rows.items():
+            self._arrays[name][first : first + len(values)] = values
+
+    def read(self, name: str, first: int = 0, last: int | None = None) -> Array:
+        """See `ResultArrays`."""
+        return self._arrays[name][first:last]
+
+
+class ZarrArrays:
+    """Arrays in a Zarr group, in files of one chunk of runs each, with checksums."""
+
+    def __init__(self, path: Path) -> None:
+        zarr = optional("zarr", "A store of an ensemble", "ensemble")
+        with told(path):
+            self._group = zarr.open_group(path, mode="r+")
+            self._arrays = {name: self._group[name] for name in self._group.array_keys()}
+        self._path = path
+
+    @staticmethod
+    def create(path: Path, layout: ResultLayout, given: Array, t: Array | None, chunk: int, facts: Any) -> None:
+        """Lay out all arrays."""
+        zarr = optional("zarr", "A store of an ensemble", "ensemble")
+        checksum = [zarr.codecs.Crc32cCodec()]
+        with told(path):
+            group = zarr.open_group(path, mode="w-", zarr_format=3, attributes=facts)
+            inputs = group.create_array(
+                "given", shape=given.shape, chunks=(min(ROWS_OF_INPUT, len(given)), max(1, given.shape[1])), dtype="f8",
+                compressors=checksum, dimension_names=("run", "input"),
+            )  # fmt: skip
+            inputs[:] = given
+            if t is not None:
+                group.create_array("t", data=t, compressors=checksum, dimension_names=("t",))
+            for name, spec in layout.arrays.items():
+                group.create_array(
+                    name, shape=(len(given), *spec.shape), chunks=(chunk, *spec.shape), dtype=spec.dtype,
+                    fill_value=spec.fill, compressors=checksum, dimension_names=("run", *spec.dimensions),
+                )  # fmt: skip
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The attributes of the group."""
+        return cast(dict[str, Any], self._group.attrs.asdict())
+
+    @property
+    def given(self) -> Array:
+        """See `ResultArrays`."""
+        return self.read("given")
+
+    @property
+    def t(self) -> Array | None:
+        """Output times."""
+        return self.read("t") if "t" in self._arrays else None
+
+    def write(self, first: int, rows: Mapping[str, Array]) -> None:
+        """See `ResultArrays`."""
+        with told(self._path):
+            for name, values in rows.items():
+                self._arrays[name][first : first + len(values)] = values
+
+    def read(self, name: str, first: int = 0, last: int | None = None) -> Array:
+        """See `ResultArrays`."""
+        with told(self._path):
+            return np.asarray(self._arrays[name][first:last])
+
+
+@contextmanager
+def told(path: Path) -> Iterator[None]:
+    """Raise a `StoreError` for what the file system or a damaged file raises."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError) as reason:
+        raise StoreError(f"The store {str(path)!r} cannot be read or written: {reason}.", remedy=REMEDY) from reason

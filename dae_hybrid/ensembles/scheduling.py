@@ -1,0 +1,244 @@
+"""The loop of an ensemble: claim chunks, hand them to workers, write results, and mark chunks as done."""
+
+from __future__ import annotations
+
+import queue
+import time
+import uuid
+import warnings
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, Future
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dae_hybrid.cancellation import Cancellation
+from dae_hybrid.ensembles import worker
+from dae_hybrid.ensembles.chunk_table import DONE, LEASE, Chunk, ChunkTable
+from dae_hybrid.ensembles.failures import FailedRun, report_of
+from dae_hybrid.ensembles.layout import ResultLayout
+from dae_hybrid.ensembles.results_store import ResultArrays
+from dae_hybrid.ensembles.worker import Recipe, failed_rows
+from dae_hybrid.ensembles.workers import Workers, is_disconnected, is_lost
+from dae_hybrid.errors import DaeHybridError, EnsembleError, WorkerLostError
+from dae_hybrid.numerics.arrays import Array
+
+#: chunks in flight for each worker, all but one of which wait
+CHUNKS_PER_WORKER = 2
+#: seconds of work of a chunk; more for many workers, because one client takes their results
+CHUNK_SECONDS, SECONDS_PER_WORKER = 0.1, 2e-3
+#: chunks that each worker should have, largest number of runs, and bytes of the results of a chunk
+CHUNKS_EACH, MOST_RUNS, MOST_BYTES = 4, 10_000, 2**24
+#: runs that are timed to choose the length of chunks, and the length if their worker is lost
+RUNS_TIMED, DEFAULT_RUNS = 32, 16
+#: seconds between looks at the cancellation, reports, and checks of the workers, and patience with cancelled chunks
+POLL_SECONDS, REPORT_SECONDS, CHECK_SECONDS, PATIENCE = 0.1, 0.2, 5.0, 10.0
+
+
+class EnsembleProgress(NamedTuple):
+    """State of a running ensemble, passed to a function given as ``progress``.
+
+    Attributes
+    ----------
+    done, failed, total : int
+        Runs that are done, those of them that failed, and all runs.
+    lost_workers : int
+        Workers lost during this call.
+    seconds, remaining : float
+        Seconds since the call began, and an estimate of those to its end (NaN at first).
+    """
+
+    done: int
+    failed: int
+    total: int
+    lost_workers: int
+    seconds: float
+    remaining: float
+
+    def in_words(self) -> str:
+        """The state on a line."""
+        failed = f", {self.failed} failed" if self.failed else ""
+        left = f", {self.remaining:.0f} s left" if np.isfinite(self.remaining) else ""
+        return f"{self.done} of {self.total} runs{failed}{left}"
+
+
+class Campaign:
+    """Runs of an ensemble on workers, until all are done or the cancellation asks for an end."""
+
+    def __init__(
+        self, workers: Workers, recipe: Recipe, layout: ResultLayout, given: Array, cancellation: Cancellation
+    ) -> None:
+        self._workers, self._recipe, self._layout, self._given = workers, recipe, layout, given
+        self._cancellation, self._token = cancellation, uuid.uuid4().hex
+        self._flying: dict[Future[Any], Chunk] = {}
+        self._landed: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
+        self._is_alone = False
+        self._begin = self._checked = time.monotonic()
+        self._warned: set[tuple[type[Warning], str]] = set()
+        self.lost_workers = 0
+
+    def chunk_length(self) -> int:
+        """Number of runs of a chunk, from the time of a few runs on a worker."""
+        width, count = self._workers.width, len(self._given)
+        most = min(MOST_RUNS, count // (CHUNKS_EACH * width), MOST_BYTES // self._layout.bytes_per_run)
+        if most <= 1:
+            return 1
+        seconds = max(CHUNK_SECONDS, SECONDS_PER_WORKER * width)
+        sample = self._given[np.linspace(0, count - 1, min(RUNS_TIMED, count)).astype(int)]
+        future = self._workers.submit(worker.measure, self._recipe, sample, seconds, self._token)
+        future.add_done_callback(self._landed.put)
+        while not self._land():
+            if self._cancellation.is_cancelled:
+                self._workers.cancel(self._token)
+                return 1
+        error = future.exception()
+        if error is None:
+            return int(np.clip(seconds / future.result(), 1, most)) if future.result() else 1
+        if not is_lost(error):
+            raise _typed(error)
+        self._workers.repair()
+        return min(most, DEFAULT_RUNS)
+
+    def run(self, table: ChunkTable, arrays: ResultArrays, tell: Callable[[EnsembleProgress], object] | None) -> None:
+        """Carry out the chunks that are not done."""
+        started, told, renewed = table.counts()[DONE], 0.0, time.monotonic()
+        try:
+            while not self._cancellation.is_cancelled:
+                self._fill(table)
+                if not self._flying and table.counts()[DONE] == len(self._given):
+                    break
+                self._take(table, arrays)
+                now = time.monotonic()
+                if now - renewed > LEASE / 4:
+                    table.renew()
+                    renewed = now
+                if tell is not None and now - told > REPORT_SECONDS:
+                    self._report(table, started, tell)
+                    told = now
+            if tell is not None and not self._cancellation.is_cancelled:
+                self._report(table, started, tell)
+        except StopIteration:
+            self._cancellation.cancel()
+        finally:
+            self._end(table)
+
+    def _fill(self, table: ChunkTable) -> None:
+        """Hand chunks to the workers; suspects one at a time, when nothing else runs."""
+        room = CHUNKS_PER_WORKER * self._workers.width - len(self._flying)
+        if self._is_alone or room < max(1, self._workers.width // 2):
+            return
+        chunks = table.claim(room)
+        if not chunks and not self._flying:
+            chunks = table.claim_suspect()
+            self._is_alone = bool(chunks)
+        for chunk in chunks:
+            rows = self._given[chunk.first : chunk.last]
+            future = self._workers.submit(worker.run_chunk, self._recipe, rows, chunk.first, self._token)
+            self._flying[future] = chunk
+            future.add_done_callback(self._landed.put)
+
+    def _land(self) -> list[Future[Any]]:
+        """Wait a moment for calls that have returned."""
+        found: list[Future[Any]] = []
+        try:
+            found.append(self._landed.get(timeout=POLL_SECONDS))
+            while True:
+                found.append(self._landed.get_nowait())
+        except queue.Empty:
+            pass
+        if time.monotonic() - self._checked > CHECK_SECONDS:
+            self._checked = time.monotonic()
+            self._workers.check()
+        return found
+
+    def _take(self, table: ChunkTable, arrays: ResultArrays) -> None:
+        """Write the results of chunks, mark them as done, and deal with lost workers."""
+        landed = self._land()
+        broken = [future for future in landed if isinstance(_error(future), BrokenExecutor)]
+        while broken and len(landed) < len(self._flying):  # an executor breaks with all it holds
+            landed += self._land()
+        done: list[tuple[Chunk, list[FailedRun]]] = []
+        errors: list[BaseException] = []
+        for future in landed:
+            chunk = self._flying.pop(future)
+            error = _error(future)
+            if error is not None:
+                errors.append(error)
+                done += self._lose(table, arrays, chunk, error)
+            elif (result := future.result()) is not None and table.holds(chunk):
+                arrays.write(chunk.first, result.rows)
+                done.append((chunk, result.failures))
+                self._warn(result.warnings)
+        if landed:
+            table.finish(done)
+            self._is_alone = False
+        if broken:
+            self._workers.repair()
+        for error in errors:
+            if not is_lost(error):
+                raise _typed(error)
+
+    def _lose(
+        self, table: ChunkTable, arrays: ResultArrays, chunk: Chunk, error: BaseException
+    ) -> list[tuple[Chunk, list[FailedRun]]]:
+        """Put a chunk back whose worker was lost; return it if it is given up."""
+        if not is_lost(error):
+            return []
+        self.lost_workers += 1
+        is_exact, text = self._workers.is_exact, f"{type(error).__name__}: {error}"
+        if not table.lose(chunk, text, is_certain=is_exact or self._is_alone, is_exact=is_exact):
+            return []
+        arrays.write(chunk.first, failed_rows(self._layout, 1))
+        reason = WorkerLostError(
+            f"The worker was lost each time it ran this parameter set. {text}",
+            remedy="Run it by itself in a process that may end: its memory or its compiled code has failed.",
+        )
+        return [(chunk, [FailedRun(chunk.first, report_of(reason))])]
+
+    def _end(self, table: ChunkTable) -> None:
+        """Cancel what runs, and return the chunks that are not done."""
+        if self._flying:
+            self._workers.cancel(self._token)
+            for future in self._flying:
+                future.cancel()
+            patient_until = time.monotonic() + PATIENCE
+            while self._flying and time.monotonic() < patient_until:
+                for future in self._land():
+                    self._flying.pop(future, None)
+        table.release()
+
+    def _warn(self, found: list[tuple[type[Warning], str]]) -> None:
+        """Issue the warnings of other processes, each once."""
+        for category, text in found:
+            if (category, text) not in self._warned:
+                self._warned.add((category, text))
+                warnings.warn(text, category, stacklevel=5)
+
+    def _report(self, table: ChunkTable, started: int, tell: Callable[[EnsembleProgress], object]) -> None:
+        done, seconds = table.counts()[DONE], time.monotonic() - self._begin
+        left = len(self._given) - done
+        remaining = left * seconds / (done - started) if done > started else 0.0 if not left else np.nan
+        tell(EnsembleProgress(done, table.n_failures(), len(self._given), self.lost_workers, seconds, remaining))
+
+
+def _error(future: Future[Any]) -> BaseException | None:
+    try:
+        return future.exception()
+    except BaseException as error:  # of a cancelled future
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        return error
+
+
+def _typed(error: BaseException) -> BaseException:
+    """The error of a call that says nothing about its runs."""
+    if isinstance(error, DaeHybridError):
+        return error
+    if is_disconnected(error):
+        return EnsembleError(
+            "The executor has given up chunks that were handed to it.",
+            remedy="Restart it; with store= the same call continues from the chunks that are done.",
+        )
+    found = EnsembleError(f"A chunk has failed: {type(error).__name__}: {error}.")
+    found.__cause__ = error
+    return found
