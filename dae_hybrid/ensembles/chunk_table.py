@@ -143,24 +143,25 @@ class ChunkTable:
                 self._store(db, failures)
                 db.execute("update chunks set state = ?, owner = null where first = ?", (DONE, chunk.first))
 
-    def lose(self, chunk: Chunk, error: str, *, is_certain: bool, is_exact: bool) -> bool:
-        """Record that a worker was lost with a chunk; return whether its single run is to be given up.
+    def lose(self, chunk: Chunk, error: str, losses: int, *, is_certain: bool) -> bool:
+        """Record that workers were lost with a chunk; return whether its single run is to be given up.
 
-        If it is certain that this chunk was the cause, it is halved after `MAX_LOSSES`. With workers that are not exact
-        it becomes a suspect, to be run alone.
+        After `MAX_LOSSES` the chunk is halved. A single run is given up if it is certain that nothing else was the
+        cause; otherwise it becomes a suspect, to be run alone.
         """
-        attempts, state = chunk.attempts + 1, WAITING if is_exact else SUSPECT
-        is_over = is_certain and attempts >= MAX_LOSSES
-        if is_over and chunk.n_runs == 1:
+        attempts = chunk.attempts + losses
+        is_over, is_single = attempts >= MAX_LOSSES, chunk.n_runs == 1
+        if is_over and is_single and is_certain:
             return True
-        last = (chunk.first + chunk.last) // 2 if is_over else chunk.last
-        attempts -= is_over  # the next loss of a half is its last
+        state, last = SUSPECT if is_over and is_single else WAITING, chunk.last
+        if is_over and not is_single:
+            last, attempts = (chunk.first + chunk.last) // 2, MAX_LOSSES - 1  # the next loss of a half is its last
         with self._transaction() as db:
             db.execute(
                 "update chunks set last = ?, state = ?, attempts = ?, error = ?, owner = null where first = ?",
                 (last, state, attempts, error, chunk.first),
             )
-            if is_over:
+            if last < chunk.last:
                 db.execute(
                     "insert into chunks (first, last, block, state, attempts, error) "
                     "select ?, ?, block, ?, ?, ? from chunks where first = ?",

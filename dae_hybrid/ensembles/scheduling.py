@@ -19,7 +19,7 @@ from dae_hybrid.ensembles.failures import FailedRun, report_of
 from dae_hybrid.ensembles.layout import ResultLayout
 from dae_hybrid.ensembles.results_store import ResultArrays
 from dae_hybrid.ensembles.worker import Recipe, failed_rows
-from dae_hybrid.ensembles.workers import Workers, is_disconnected, is_lost
+from dae_hybrid.ensembles.workers import Workers, is_disconnected, losses
 from dae_hybrid.errors import DaeHybridError, EnsembleError, WorkerLostError
 from dae_hybrid.numerics.arrays import Array
 
@@ -94,7 +94,7 @@ class Campaign:
         error = future.exception()
         if error is None:
             return int(np.clip(seconds / future.result(), 1, most)) if future.result() else 1
-        if not is_lost(error):
+        if not losses(error):
             raise _typed(error)
         self._workers.repair()
         return min(most, DEFAULT_RUNS)
@@ -175,18 +175,18 @@ class Campaign:
         if broken:
             self._workers.repair()
         for error in errors:
-            if not is_lost(error):
+            if not losses(error):
                 raise _typed(error)
 
     def _lose(
         self, table: ChunkTable, arrays: ResultArrays, chunk: Chunk, error: BaseException
     ) -> list[tuple[Chunk, list[FailedRun]]]:
         """Put a chunk back whose worker was lost; return it if it is given up."""
-        if not is_lost(error):
+        if not losses(error):
             return []
         self.lost_workers += 1
-        is_exact, text = self._workers.is_exact, f"{type(error).__name__}: {error}"
-        if not table.lose(chunk, text, is_certain=is_exact or self._is_alone, is_exact=is_exact):
+        text = f"{type(error).__name__}: {str(error).partition('. ')[0]}"
+        if not table.lose(chunk, text, losses(error), is_certain=self._workers.is_exact or self._is_alone):
             return []
         arrays.write(chunk.first, failed_rows(self._layout, 1))
         reason = WorkerLostError(

@@ -19,7 +19,7 @@ from dae_hybrid.cancellation import Cancellation, Cancelled
 from dae_hybrid.ensembles.failures import FailedRun, report_of
 from dae_hybrid.ensembles.identity import versions
 from dae_hybrid.ensembles.layout import FAILED, STATUS, ResultLayout
-from dae_hybrid.errors import EnsembleError
+from dae_hybrid.errors import EnsembleError, UnsupportedError
 from dae_hybrid.interface.batch import Batch
 from dae_hybrid.interface.crews import carry_out
 from dae_hybrid.interface.prepared_case import CheckedCall
@@ -47,8 +47,22 @@ class Recipe(NamedTuple):
 
     @classmethod
     def of(cls, key: str, case: CheckedCall, layout: ResultLayout, *, is_sent: bool) -> Recipe:
-        """Return the recipe of a call; raises `UnsupportedError` if it cannot be pickled, as its model may say."""
-        content = pickle.dumps((case, layout)) if is_sent else (case, layout)
+        """Return the recipe of a call.
+
+        Raises
+        ------
+        UnsupportedError
+            It is sent to other processes and cannot be pickled.
+        """
+        content: bytes | tuple[CheckedCall, ResultLayout] = (case, layout)
+        if is_sent:
+            try:
+                content = pickle.dumps(content)
+            except (pickle.PicklingError, TypeError, AttributeError, UnsupportedError) as reason:
+                raise UnsupportedError(
+                    f"This call cannot be sent to other processes: {reason}",
+                    remedy="State models and functions in modules that the workers can import, or use executor='threads'.",
+                ) from reason
         return cls(key, _this_process(), content, versions(), case.system.native)
 
 

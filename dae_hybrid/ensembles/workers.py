@@ -16,6 +16,7 @@ from typing import Any, Protocol, Self, cast
 
 from dae_hybrid.codegen.compiler import cores
 from dae_hybrid.ensembles import worker
+from dae_hybrid.ensembles.chunk_table import MAX_LOSSES
 from dae_hybrid.ensembles.process import WorkerProcess
 from dae_hybrid.ensembles.worker import Recipe
 from dae_hybrid.errors import EnsembleError, OptionError, WorkerLostError
@@ -42,10 +43,7 @@ class Workers(Protocol):
 
     is_exact: bool
     is_local: bool  # threads of this process
-
-    @property
-    def width(self) -> int:
-        """Number of chunks that run at a time."""
+    width: int  # number of chunks that run at a time
 
     def submit(self, work: Callable[..., Any], recipe: Recipe, *arguments: Any) -> Future[Any]:
         """Call a function on a worker."""
@@ -226,12 +224,8 @@ class DaskWorkers:
         except (OSError, TimeoutError, ValueError) as reason:
             raise EnsembleError(f"There is no Dask scheduler at {cluster!r}: {reason}.") from reason
         self._recipes: dict[str, Any] = {}
-        self._seen = time.monotonic()
-
-    @property
-    def width(self) -> int:
-        """See `Workers`."""
-        return max(1, sum(self._client.nthreads().values()))
+        self._seen, self.width = time.monotonic(), 1
+        self.check()
 
     def submit(self, work: Callable[..., Any], recipe: Recipe, *arguments: Any) -> Future[Any]:
         """See `Workers`."""
@@ -255,7 +249,9 @@ class DaskWorkers:
         """See `Workers`."""
         if self._client.status not in ("running", "connecting"):
             raise EnsembleError(f"The connection to the Dask scheduler is {self._client.status}.")
-        if self._client.scheduler_info()["workers"]:
+        threads = sum(self._client.nthreads().values())
+        self.width = threads or 1
+        if threads:
             self._seen = time.monotonic()
         elif time.monotonic() - self._seen > WORKERLESS_SECONDS:
             raise EnsembleError(f"The Dask cluster has had no workers for {WORKERLESS_SECONDS:.0f} s.")
@@ -273,9 +269,11 @@ def _same(recipe: Recipe) -> Recipe:
     return recipe
 
 
-def is_lost(error: BaseException) -> bool:
-    """Whether an exception of a chunk says that its worker has ended or has run out of memory."""
-    return isinstance(error, WorkerLostError | BrokenExecutor | MemoryError) or type(error).__name__ == "KilledWorker"
+def losses(error: BaseException) -> int:
+    """Number of workers lost with a chunk according to its exception; a worker without memory counts as lost."""
+    if type(error).__name__ == "KilledWorker":  # Dask has tried several
+        return MAX_LOSSES
+    return int(isinstance(error, WorkerLostError | BrokenExecutor | MemoryError))
 
 
 def is_disconnected(error: BaseException) -> bool:
