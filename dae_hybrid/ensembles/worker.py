@@ -61,7 +61,7 @@ class Recipe(NamedTuple):
             except (pickle.PicklingError, TypeError, AttributeError, UnsupportedError) as reason:
                 raise UnsupportedError(
                     f"This call cannot be sent to other processes: {reason}",
-                    remedy="State models and functions in modules that the workers can import, or use executor='threads'.",
+                    remedy="Put models and functions into modules that workers can import, or use executor='threads'.",
                 ) from reason
         return cls(key, _this_process(), content, versions(), case.system.native)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -31,3 +32,11 @@ def preconditioner(matrix: csc_array) -> Callable[[Any], ArrayLike]:
     if matrix[0, 0] < 1.0:
         os.kill(os.getpid(), signal.SIGKILL)
     return splu(matrix).solve
+
+
+def noisy() -> str:
+    """Write to the standard output, by Python and past it."""
+    sys.stdout.write("by Python\n")
+    sys.stdout.flush()
+    os.write(1, b"past Python\n")
+    return "result"

@@ -1,0 +1,280 @@
+"""Stores: the same call continues and gives the same bytes; everything else is refused; a full disk loses nothing."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import client
+import numpy as np
+import pytest
+
+import dae_hybrid as dh
+from dae_hybrid.ensembles import chunk_table, identity
+from dae_hybrid.ensembles.chunk_table import DONE, RUNNING, ChunkTable
+from dae_hybrid.ensembles.result import ARRAYS, TABLE
+from dae_hybrid.ensembles.results_store import ZarrArrays
+
+pytest.importorskip("zarr")
+
+
+@pytest.fixture(scope="module")
+def system() -> dh.HybridSystem:
+    return client.decay()
+
+
+@pytest.fixture(scope="module")
+def whole(system: dh.HybridSystem, tmp_path_factory) -> Path:
+    """The store of an undisturbed call."""
+    path = tmp_path_factory.mktemp("whole") / "store"
+    assert dh.ensemble(system, (0, 1), store=path, **client.CALL).complete
+    return path
+
+
+def files(path: Path) -> dict[str, str]:
+    """Digests of the files of the arrays."""
+    found = (path / ARRAYS).rglob("*")
+    return {str(own.relative_to(path)): hashlib.sha256(own.read_bytes()).hexdigest() for own in found if own.is_file()}
+
+
+def start(path: Path, executor: str = "threads") -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, client.__file__, path, executor], stdout=subprocess.PIPE, text=True)
+
+
+def stop_after(count: int) -> Any:
+    def tell(state: Any) -> None:
+        if state.done >= count:
+            raise StopIteration
+
+    return tell
+
+
+def test_a_complete_store_is_read_without_a_run(system: dh.HybridSystem, whole: Path) -> None:
+    before = {own: own.stat().st_mtime_ns for own in whole.rglob("*.zarr/**/c/*")}
+    found = dh.ensemble(system, (0, 1), store=whole, executor="nonsense://never asked", **client.CALL)
+    direct = dh.batch(system, (0, 1), **{name: value for name, value in client.CALL.items() if name != "chunk"})
+    np.testing.assert_array_equal(found.values, direct.values)
+    np.testing.assert_array_equal(found.gradients, direct.gradients)
+    np.testing.assert_array_equal(found["x"], direct["x"])
+    assert before == {own: own.stat().st_mtime_ns for own in whole.rglob("*.zarr/**/c/*")}
+
+
+def test_a_store_opens_without_its_model(system: dh.HybridSystem, whole: Path) -> None:
+    found = dh.Ensemble.open(whole)
+    direct = dh.batch(system, (0, 1), **{name: value for name, value in client.CALL.items() if name != "chunk"})
+    np.testing.assert_array_equal(found.values, direct.values)
+    np.testing.assert_array_equal(found.final["x"], direct.final["x"])
+    np.testing.assert_array_equal(found.t, [0.5, 1.0])
+    np.testing.assert_array_equal(found.parameters[:, 0], client.CALL["parameters"]["k"])
+    assert found.complete
+
+
+def test_a_call_that_was_ended_continues_and_gives_the_same_bytes(
+    system: dh.HybridSystem, whole: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "store"
+    half = dh.ensemble(system, (0, 1), store=path, workers=1, progress=stop_after(1), **client.CALL)
+    assert not half.complete
+    kept = {own: own.stat().st_mtime_ns for own in path.rglob("values/c/*/0")}
+    assert len(kept) == half.done.sum() / 3
+    assert dh.ensemble(system, (0, 1), store=path, executor="processes", **client.CALL).complete
+    assert {own: own.stat().st_mtime_ns for own in kept} == kept
+    assert files(path) == files(whole)
+
+
+@pytest.mark.parametrize("executor", ["threads", "processes"])
+def test_a_killed_client_loses_nothing_that_was_done(
+    system: dh.HybridSystem, whole: Path, tmp_path: Path, executor: str
+) -> None:
+    path = tmp_path / "store"
+    with start(path, executor) as process:
+        assert process.stdout is not None
+        while (line := process.stdout.readline().strip()) == "0":
+            pass
+        process.send_signal(signal.SIGKILL)
+    assert 0 < int(line) < client.COUNT
+    so_far = dh.Ensemble.open(path)
+    assert int(line) <= so_far.done.sum() < client.COUNT
+    done = [
+        path / ARRAYS / f"values/c/{first // 3}/0" for first, _, state, *_ in so_far._table.chunks() if state == DONE
+    ]
+    kept = {own: own.stat().st_mtime_ns for own in done}
+    found = dh.ensemble(system, (0, 1), store=path, **client.CALL)  # at once: not after the lease of the dead client
+    assert found.complete
+    assert kept == {own: own.stat().st_mtime_ns for own in done}
+    assert files(path) == files(whole)
+
+
+def test_two_clients_share_a_store(whole: Path, tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with start(path) as one, start(path) as other:
+        said = [own.communicate()[0].split() for own in (one, other)]
+    assert [own[-1] for own in said] == ["complete", "complete"]
+    assert files(path) == files(whole)
+
+
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "tolerance": ({"rtol": 1e-6}, "option rtol: stored 1e-08, now 1e-06"),
+    "number of runs": ({"parameters": {"k": np.ones(7)}}, "stored 120 runs, now 7"),
+    "a parameter": (
+        {"parameters": {"k": np.r_[np.linspace(0.5, 2.0, 120)[:-1], 3.0]}},
+        r"'k' of run 119: stored 2.0, now 3.0 \(1 runs differ\)",
+    ),
+    "gradient": ({"gradient": "adjoint"}, "gradient: stored 'forward', now 'adjoint'"),
+    "no gradient": ({"gradient": None}, "gradient: stored 'forward', now None"),
+    "times": ({"t_eval": [0.5, 0.9]}, "t_eval: entry 1: stored 1.0, now 0.9"),
+    "outputs": ({"outputs": []}, "outputs"),
+    "initial values": ({"x0": {"x": 2.0}}, "x0: stored 0 entries, now 1"),
+    "adapter": ({"adapter": "scipy", "gradient": "forward"}, "adapter: stored 'sundials', now 'scipy'"),
+    "strictness": ({"strict": False}, "strict"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_store_of_another_call_is_refused(system: dh.HybridSystem, whole: Path, name: str) -> None:
+    change, text = CHANGES[name]
+    with pytest.raises(dh.StoreError, match=text):
+        dh.ensemble(system, (0, 1), store=whole, **client.CALL | change)
+
+
+def test_a_store_of_another_span_model_or_version_is_refused(whole: Path, system: dh.HybridSystem, monkeypatch) -> None:
+    with pytest.raises(dh.StoreError, match=r"t_span: entry 1: stored 1\.0, now 2\.0"):
+        dh.ensemble(system, (0, 2), store=whole, **client.CALL)
+    m = dh.HybridModel("decay")
+    k, x = m.parameter("k", 1.0), m.differential("x")
+    m.initial(m.mode("run", ode={x: -k * x + 0.0625}), {x: 1.0})
+    m.functional("G", terminal=x)
+    with pytest.raises(dh.StoreError, match=r"another call: equations: [^;]*$"):
+        dh.ensemble(m.build(), (0, 1), store=whole, **client.CALL)
+    monkeypatch.setattr(identity, "_version", lambda name: "0.0")
+    with pytest.raises(dh.StoreError, match=r"version of casadi: stored .*, now '0\.0'"):
+        dh.ensemble(system, (0, 1), store=whole, **client.CALL)
+
+
+def test_the_same_model_built_or_restored_again_is_the_same(whole: Path, system: dh.HybridSystem) -> None:
+    import pickle
+
+    for same in (client.decay(), pickle.loads(pickle.dumps(system))):
+        assert dh.ensemble(same, (0, 1), store=whole, **client.CALL).complete
+
+
+def test_a_folder_that_is_no_store_is_refused(system: dh.HybridSystem, tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(dh.StoreError, match="not the store"):
+        dh.ensemble(system, (0, 1), store=tmp_path, **client.CALL)
+    assert [own.name for own in tmp_path.iterdir()] == ["letter.txt"]
+    for path in (tmp_path / "letter.txt", tmp_path / "letter.txt" / "below"):
+        with pytest.raises(dh.StoreError):
+            dh.ensemble(system, (0, 1), store=path, **client.CALL)
+    with pytest.raises(dh.StoreError, match="not the store"):
+        dh.Ensemble.open(tmp_path / "missing")
+
+
+def test_damage_is_noticed(system: dh.HybridSystem, tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    dh.ensemble(system, (0, 1), store=path, **client.CALL)
+    own = path / ARRAYS / "values" / "c" / "2" / "0"
+    content = bytearray(own.read_bytes())
+    content[3] ^= 1
+    own.write_bytes(content)
+    with pytest.raises(dh.StoreError, match=r"(?i)checksum"):
+        _ = dh.Ensemble.open(path).values
+    (path / TABLE).write_bytes(b"not a database at all, but long enough to be looked at" * 100)
+    with pytest.raises(dh.StoreError, match="table of chunks"):
+        dh.Ensemble.open(path)
+
+
+def test_a_full_disk_loses_nothing(system: dh.HybridSystem, whole: Path, tmp_path: Path, monkeypatch) -> None:
+    path, write, left = tmp_path / "store", ZarrArrays.write, [5]
+
+    class Full:
+        def __init__(self, array: Any) -> None:
+            self.array = array
+
+        def __setitem__(self, key: Any, value: Any) -> None:
+            if not left[0]:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            left[0] -= 1
+            self.array[key] = value
+
+    def limited(self: ZarrArrays, first: int, rows: Any) -> None:
+        arrays = self._arrays
+        self._arrays = {name: Full(array) for name, array in arrays.items()}
+        try:
+            write(self, first, rows)
+        finally:
+            self._arrays = arrays
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ZarrArrays, "write", limited)
+        with pytest.raises(dh.StoreError, match="No space left") as caught:
+            dh.ensemble(system, (0, 1), store=path, **client.CALL)
+    assert caught.value.ensemble is not None
+    assert caught.value.ensemble.done.sum() in (3, 6)  # four arrays per chunk, and the fifth write fails
+    assert dh.ensemble(system, (0, 1), store=path, **client.CALL).complete
+    assert files(path) == files(whole)
+
+
+def test_a_limit_on_the_table_of_chunks_loses_nothing(system: dh.HybridSystem, whole: Path, tmp_path: Path) -> None:
+    """Files of the process may not grow beyond a size that SQLite's log reaches before the end."""
+    path = tmp_path / "store"
+    code = (
+        "import resource, sys, client, dae_hybrid as dh\n"
+        "try:\n"
+        "    dh.ensemble(client.decay(), (0, 1), store=sys.argv[1], workers=1, **client.CALL,\n"
+        "        progress=lambda state: state.done > 9 and resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)))\n"
+        "except dh.StoreError as error:\n"
+        "    print(error)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, path], capture_output=True, text=True, cwd=Path(client.__file__).parent, check=True
+    )
+    assert "table of chunks" in run.stdout
+    assert 9 < dh.Ensemble.open(path).done.sum() < client.COUNT
+    assert dh.ensemble(system, (0, 1), store=path, **client.CALL).complete
+    assert files(path) == files(whole)
+
+
+def test_leases_of_living_clients_are_kept_and_of_silent_ones_expire(tmp_path: Path, monkeypatch) -> None:
+    one, other = ChunkTable(tmp_path / "table"), ChunkTable(tmp_path / "table")
+    one.lay_out(10, 5)
+    other.owner = f"another-host:1:{other.owner[-8:]}"
+    held = other.claim(1)
+    assert [(own.first, own.last) for own in held] == [(0, 5)]
+    assert [(own.first, own.last) for own in one.claim(5)] == [(5, 10)]
+    now = chunk_table.time.time
+    monkeypatch.setattr(chunk_table.time, "time", lambda: now() + chunk_table.LEASE / 2)
+    other.renew()
+    monkeypatch.setattr(chunk_table.time, "time", lambda: now() + chunk_table.LEASE * 1.2)
+    one.renew()
+    assert not one.claim(5)
+    monkeypatch.setattr(chunk_table.time, "time", lambda: now() + chunk_table.LEASE * 2)
+    assert [(own.first, own.last) for own in one.claim(5)] == [(0, 5)]
+    assert not other.holds(held[0])
+    one.close()
+    other.close()
+
+
+def test_halves_of_a_block_are_not_for_two_clients(tmp_path: Path) -> None:
+    one, other = ChunkTable(tmp_path / "table"), ChunkTable(tmp_path / "table")
+    other.owner = f"{socket.gethostname()}:1:other"  # a process that is alive
+    one.lay_out(8, 8)
+    (chunk,) = one.claim(1)
+    assert not one.lose(chunk, "killed", 2, is_certain=True)
+    (first,) = one.claim(1)
+    assert (first.first, first.last) == (0, 4)
+    assert not other.claim(1)
+    one.finish([(first, [])])
+    assert [(own.first, own.last) for own in other.claim(1)] == [(4, 8)]
+    with sqlite3.connect(tmp_path / "table") as db:
+        assert db.execute("select state from chunks order by first").fetchall() == [(DONE,), (RUNNING,)]
+    db.close()
+    one.close()
+    other.close()
