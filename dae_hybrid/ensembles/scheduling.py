@@ -19,7 +19,7 @@ from dae_hybrid.ensembles.failures import FailedRun, report_of
 from dae_hybrid.ensembles.layout import ResultLayout
 from dae_hybrid.ensembles.results_store import ResultArrays
 from dae_hybrid.ensembles.worker import Recipe, failed_rows
-from dae_hybrid.ensembles.workers import Workers, is_disconnected, losses
+from dae_hybrid.ensembles.workers import REMEDY, Workers, is_disconnected, losses
 from dae_hybrid.errors import DaeHybridError, EnsembleError, WorkerLostError
 from dae_hybrid.numerics.arrays import Array
 
@@ -237,7 +237,7 @@ def _typed(error: BaseException) -> BaseException:
     if is_disconnected(error):
         return EnsembleError(
             "The executor has given up chunks that were handed to it.",
-            remedy="Restart it; with store= the same call continues from the chunks that are done.",
+            remedy=REMEDY,
         )
     found = EnsembleError(f"A chunk has failed: {type(error).__name__}: {error}.")
     found.__cause__ = error

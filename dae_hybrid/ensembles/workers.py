@@ -29,6 +29,7 @@ type ExecutorLike = Executor | Callable[[], Executor] | str | Any
 POLL_SECONDS = 0.1
 #: seconds to wait for the connection to a scheduler, and for workers of a cluster that has none
 CONNECT_SECONDS, WORKERLESS_SECONDS = 10.0, 120.0
+REMEDY = "With store=, the same call continues from the chunks that are done, on any executor."
 LEGAL = (
     "'threads', 'processes', the address of a Dask scheduler such as 'tcp://host:8786', a distributed.Client, a "
     "concurrent.futures.Executor, or a function that creates one"
@@ -247,14 +248,15 @@ class DaskWorkers:
 
     def check(self) -> None:
         """See `Workers`."""
-        if self._client.status not in ("running", "connecting"):
-            raise EnsembleError(f"The connection to the Dask scheduler is {self._client.status}.")
-        threads = sum(self._client.nthreads().values())
+        try:
+            threads = sum(self._client.nthreads().values())
+        except Exception as reason:
+            raise EnsembleError(f"The connection to the Dask scheduler is lost: {reason}.", remedy=REMEDY) from reason
         self.width = threads or 1
         if threads:
             self._seen = time.monotonic()
         elif time.monotonic() - self._seen > WORKERLESS_SECONDS:
-            raise EnsembleError(f"The Dask cluster has had no workers for {WORKERLESS_SECONDS:.0f} s.")
+            raise EnsembleError(f"The Dask cluster has had no workers for {WORKERLESS_SECONDS:.0f} s.", remedy=REMEDY)
 
     def __enter__(self) -> Self:
         return self
