@@ -200,6 +200,14 @@ class ChunkTable:
             ).fetchall()
         return [FailedRun(run, json.loads(report)) for run, report in found]
 
+    def failures_among(self, first: int, last: int) -> list[FailedRun]:
+        """Failed runs of the runs ``first`` to ``last - 1``."""
+        with self._told():
+            found = self._db.execute(
+                "select run, report from failures where run >= ? and run < ?", (first, last)
+            ).fetchall()
+        return [FailedRun(run, json.loads(report)) for run, report in found]
+
     # -- the database ---------------------------------------------------------------------------------------
 
     @contextmanager

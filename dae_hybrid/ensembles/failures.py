@@ -16,6 +16,11 @@ class FailedRun(NamedTuple):
     report: Mapping[str, Any]
 
     @property
+    def in_words(self) -> str:
+        """Type and message of the error."""
+        return f"{self.report['kind']}: {self.report['message']}"
+
+    @property
     def error(self) -> DaeHybridError:
         """The error, of its own type, without its trajectory."""
         kind = getattr(errors, self.report["kind"], IntegrationError)

@@ -20,6 +20,7 @@ COUNTS = ("status", "n_events", "n_steps", "digest", "native")
 #: values of the column "status"
 WAITING, SUCCEEDED, FAILED = range(3)
 _LAYOUTS, _LABELS = ("functionals", "variables", "outputs"), ("parameters", "starts", "wrt")
+_PLAIN = ("model", "units", "descriptions", "n_t")
 
 
 class ArraySpec(NamedTuple):
@@ -42,6 +43,10 @@ class ResultLayout:
 
     Attributes
     ----------
+    model : str
+        Its name.
+    units, descriptions : mapping of str to str
+        Those of variables and parameters that have one.
     parameters, starts : tuple of str
         Labels of the parameters, and of the initial values that differ between the runs.
     functionals : Layout
@@ -56,6 +61,9 @@ class ResultLayout:
         Number of output times.
     """
 
+    model: str
+    units: Mapping[str, str]
+    descriptions: Mapping[str, str]
     parameters: tuple[str, ...]
     starts: tuple[str, ...]
     functionals: Layout
@@ -86,6 +94,9 @@ class ResultLayout:
             )
         labels = system.parameters.labels()
         return cls(
+            system.name,
+            dict(system.units),
+            dict(system.descriptions),
             tuple(labels),
             () if case.starts is None else tuple(case.starts.layout.labels()),
             Layout.of((name, part.stop - part.start) for name, part in case.components.items()),
@@ -100,7 +111,7 @@ class ResultLayout:
         """Restore a layout from the output of `to_json`."""
         layouts: dict[str, Any] = {name: Layout.of((str(n), size) for n, size in content[name]) for name in _LAYOUTS}
         labels: dict[str, Any] = {name: None if content[name] is None else tuple(content[name]) for name in _LABELS}
-        return cls(**layouts, **labels, n_t=content["n_t"])
+        return cls(**layouts, **labels, **{name: content[name] for name in _PLAIN})
 
     def to_json(self) -> dict[str, Any]:
         """Return the layout as values that JSON can hold."""

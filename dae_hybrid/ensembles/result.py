@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.ensembles.chunk_table import DONE, ChunkTable
+from dae_hybrid.ensembles.export import Source
 from dae_hybrid.ensembles.layout import DIGEST, N_EVENTS, N_STEPS, NATIVE, STATUS, SUCCEEDED, WAITING, ResultLayout
 from dae_hybrid.ensembles.results_store import ResultArrays, ZarrArrays
 from dae_hybrid.errors import DaeHybridError, NotKeptError, OptionError, StoreError
@@ -20,6 +21,7 @@ from dae_hybrid.interface.prepared_case import CheckedCall, Single
 from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.tables import html, in_short
+from dae_hybrid.trajectory.datasets import optional
 
 #: names within a store
 ARRAYS, TABLE = "results.zarr", "chunks.sqlite"
@@ -285,6 +287,82 @@ class Ensemble:
                 "These results were opened without their model.", remedy="Repeat the call of dh.ensemble with store=."
             )
         return self._case.single(self.parameters[i].copy(), self.x0[i].copy())
+
+    # -- exports --------------------------------------------------------------------------------------------
+
+    @property
+    def _source(self) -> Source:
+        return Source(self.layout, self._arrays, self._table, self._given, self.t)
+
+    def to_dataframe(self) -> Any:
+        """A pandas DataFrame with one row per run, without outputs; see `to_parquet` for the columns.
+
+        Raises
+        ------
+        ImportError
+            pandas is not installed (extra ``[ensemble]``).
+        OptionError
+            Two columns would have the same name.
+        """
+        return optional("pandas", "to_dataframe()", "ensemble").DataFrame(self._source.columns())
+
+    def to_xarray(self) -> Any:
+        """All results as an `xarray.Dataset` in memory.
+
+        Dimensions are ``run``, ``t`` and ``parameter`` (of gradients); vectors have a further one, ``G_component`` of a
+        functional G and ``x_entry`` of a variable x. Coordinates are the parameters and initial values of the runs, by
+        label. Variables are functionals and outputs by name, ``gradient(G)``, ``final(x)``, ``t_end``, ``ok``,
+        ``done``, ``n_events``, ``n_steps``, ``digest``, ``native``, and ``error``, the text of the error or "". Units
+        and descriptions are attributes. Runs that are not done have NaN, and ``done`` is False.
+
+        Raises
+        ------
+        ImportError
+            xarray is not installed (extra ``[ensemble]``).
+        OptionError
+            Two variables would have the same name, such as a functional and an output.
+
+        Examples
+        --------
+        >>> import dae_hybrid as dh
+        >>> from dae_hybrid.problems import hybrid_ode
+        >>> found = dh.ensemble(hybrid_ode.system(), (0, 5), parameters=[[2.9], [3.0]], gradient="adjoint")
+        >>> found.to_xarray()["gradient(G)"].dims
+        ('run', 'parameter')
+        """
+        return self._source.dataset()
+
+    def to_netcdf(self, path: str | os.PathLike[str]) -> None:
+        """Write `to_xarray` to a NetCDF 4 file, which replaces an existing one when it is complete.
+
+        Raises
+        ------
+        ImportError
+            xarray or h5netcdf is not installed (extra ``[ensemble]``).
+        OptionError
+            As `to_xarray`; or a name contains a slash, which NetCDF reserves.
+        OSError
+            The file cannot be written.
+        """
+        self._source.write_netcdf(path)
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Write a table with one row per run to a Parquet file, which replaces an existing one when it is complete.
+
+        The columns are ``run``, parameters and initial values by label, functionals, ``dG/dk``, ``t_end``,
+        ``final(x)``, ``ok``, ``done``, ``n_events``, ``n_steps``, ``digest``, ``native`` and ``error``. Outputs are not
+        part of it. Results are read and written 65,536 runs at a time.
+
+        Raises
+        ------
+        ImportError
+            pyarrow is not installed (extra ``[ensemble]``).
+        OptionError
+            Two columns would have the same name.
+        OSError
+            The file cannot be written.
+        """
+        self._source.write_parquet(path)
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{n} {name}" for name, n in self.statistics.items() if name not in ("runs", "lost"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -12,8 +12,19 @@ from dae_hybrid.errors import OptionError
 from dae_hybrid.numerics.arrays import Array
 
 if TYPE_CHECKING:
-    from dae_hybrid.system.system import HybridSystem
     from dae_hybrid.trajectory.trajectory import Trajectory
+
+
+class Described(Protocol):
+    """Has units and descriptions of variables and parameters by name."""
+
+    @property
+    def units(self) -> Mapping[str, str]:
+        """Units, of those that have one."""
+
+    @property
+    def descriptions(self) -> Mapping[str, str]:
+        """Descriptions, likewise."""
 
 
 def optional(name: str, what: str, extra: str = "data") -> Any:
@@ -91,9 +102,9 @@ def refuse_reserved(names: Iterable[str], reserved: Collection[str]) -> None:
         )
 
 
-def attributes(system: HybridSystem, name: str, *, derivative: bool) -> dict[str, str]:
-    """Declared unit and description of a variable."""
-    unit, description = system.units.get(name, ""), system.descriptions.get(name, "")
+def attributes(owner: Described, name: str, *, derivative: bool = False) -> dict[str, str]:
+    """Declared unit and description of a variable or parameter."""
+    unit, description = owner.units.get(name, ""), owner.descriptions.get(name, "")
     if derivative:
         unit, description = f"{unit} per unit of the parameter" if unit else "", f"derivative of {description or name}"
     return {key: text for key, text in (("units", unit), ("long_name", description)) if text}
