@@ -124,17 +124,17 @@ class ResultLayout:
 
     @property
     def arrays(self) -> dict[str, ArraySpec]:
-        """The arrays of results."""
+        """The arrays of results, in the order in which they are written: a run that has a status has all results."""
         n_c = self.functionals.size
         found = {
             "values": ArraySpec((n_c,), "f8", np.nan, ("component",)),
             "final": ArraySpec((1 + self.variables.size,), "f8", np.nan, ("variable",)),
-            "counts": ArraySpec((len(COUNTS),), "i8", 0, ("count",)),
         }
         if self.wrt is not None:
             found["gradients"] = ArraySpec((n_c, len(self.wrt)), "f8", np.nan, ("component", "parameter"))
         if self.n_t:
             found["outputs"] = ArraySpec((self.n_t, self.outputs.size), "f8", np.nan, ("t", "output"))
+        found["counts"] = ArraySpec((len(COUNTS),), "i8", 0, ("count",))
         return {name: spec for name, spec in found.items() if spec.bytes_per_run}
 
     @property
