@@ -90,7 +90,7 @@ class ChunkTable:
             self._release_abandoned(db)
             rows = db.execute(
                 "select first, last, attempts from chunks c where state = ? and not exists (select 1 from chunks o "
-                "where o.state = ? and o.block = c.block and o.owner != ?) order by first limit ?",
+                "where o.state = ? and o.block = c.block and o.owner != ?) order by block, first limit ?",
                 (state, RUNNING, self.owner, most),
             ).fetchall()
             lease = time.time() + LEASE
