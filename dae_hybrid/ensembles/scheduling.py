@@ -33,6 +33,8 @@ CHUNKS_EACH, MOST_RUNS, MOST_BYTES = 4, 10_000, 2**24
 RUNS_TIMED, DEFAULT_RUNS = 32, 16
 #: seconds between looks at the cancellation, reports, and checks of the workers, and patience with cancelled chunks
 POLL_SECONDS, REPORT_SECONDS, CHECK_SECONDS, PATIENCE = 0.1, 0.2, 5.0, 10.0
+#: largest part of the time that reports take: of a million chunks each takes 0.3 s
+REPORT_SHARE = 0.05
 
 
 class EnsembleProgress(NamedTuple):
@@ -101,7 +103,7 @@ class Campaign:
 
     def run(self, table: ChunkTable, arrays: ResultArrays, tell: Callable[[EnsembleProgress], object] | None) -> None:
         """Carry out the chunks that are not done."""
-        started, told, renewed = table.counts()[DONE], 0.0, time.monotonic()
+        started, told, renewed, pause = table.counts()[DONE], 0.0, time.monotonic(), REPORT_SECONDS
         try:
             while not self._cancellation.is_cancelled:
                 self._fill(table)
@@ -112,9 +114,10 @@ class Campaign:
                 if now - renewed > LEASE / 4:
                     table.renew()
                     renewed = now
-                if tell is not None and now - told > REPORT_SECONDS:
+                if tell is not None and now - told > pause:
                     self._report(table, started, tell)
-                    told = now
+                    told = time.monotonic()
+                    pause = max(REPORT_SECONDS, (told - now) / REPORT_SHARE)
             if tell is not None and not self._cancellation.is_cancelled:
                 self._report(table, started, tell)
         except StopIteration:
