@@ -126,8 +126,12 @@ def main() -> None:
             answer = True, work(*arguments)
         except Exception as error:
             answer = False, error if isinstance(error, DaeHybridError | MemoryError) else _worded(error)
-        results.write(pickle.dumps(answer))
-        results.flush()
+        content = pickle.dumps(answer)
+        try:
+            results.write(content)
+            results.flush()
+        except BrokenPipeError:  # the client has ended
+            os._exit(0)
 
 
 def _worded(error: Exception) -> EnsembleError:
