@@ -66,7 +66,7 @@ class Watch:
 
     def __call__(self, report: Any) -> None:
         self.done = report.done
-        print(json.dumps({"done": report.done, "seconds": report.seconds}), flush=True)
+        print(json.dumps({"done": report.done, "seconds": time.monotonic() - self._begin}), flush=True)
         if self._is_over or report.done < report.total / 2:
             return
         self._is_over = True

@@ -61,8 +61,8 @@ def ensemble(
     """Run a system for many sets of parameters and initial values, on any number of machines, and lose nothing.
 
     The runs are those of `batch`, with bitwise the same results on every executor. They are handed out in chunks of
-    about 0.1 s of work (with more than 50 workers, 2 ms per worker). With `store`, results are written to disk chunk by
-    chunk; the same call continues where an earlier one has ended, for whatever reason.
+    about 0.1 s of work (with more than 10 workers, 10 ms per worker). With `store`, results are written to disk chunk
+    by chunk; the same call continues where an earlier one has ended, for whatever reason.
 
     Parameters
     ----------

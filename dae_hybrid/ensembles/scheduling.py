@@ -25,8 +25,8 @@ from dae_hybrid.numerics.arrays import Array
 
 #: chunks in flight for each worker, all but one of which wait
 CHUNKS_PER_WORKER = 2
-#: seconds of work of a chunk; more for many workers, because one client takes their results
-CHUNK_SECONDS, SECONDS_PER_WORKER = 0.1, 2e-3
+#: seconds of work of a chunk; more for many workers, because one client takes 8 ms for the results of each
+CHUNK_SECONDS, SECONDS_PER_WORKER = 0.1, 1e-2
 #: chunks that each worker should have, largest number of runs, and bytes of the results of a chunk
 CHUNKS_EACH, MOST_RUNS, MOST_BYTES = 4, 10_000, 2**24
 #: runs that are timed to choose the length of chunks, and the length if their worker is lost
