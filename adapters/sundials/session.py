@@ -174,6 +174,7 @@ class SundialsSession:
             head.give_back(list(self._leased.values()))
         while self._leased:  # a memory is lost if an interrupt occurs here
             _, memory = self._leased.popitem()
+            memory.model.take_pending()  # kept after the exception that has ended the run
             if memory.pool is not None:
                 memory.pool.append(memory)
         while self._native_loops:
