@@ -69,6 +69,13 @@ from dae_hybrid.trajectory.diagnostics import Diagnostics
 from dae_hybrid.trajectory.jump_sensitivity import JumpSensitivity
 from dae_hybrid.trajectory.solvability import Solvability
 from dae_hybrid.trajectory.trajectory import Segment, Trajectory
+from dae_hybrid.uncertainty.errors import UncertaintyError, UncertaintyWarning
+from dae_hybrid.uncertainty.form import Form, form
+from dae_hybrid.uncertainty.inputs import Inputs
+from dae_hybrid.uncertainty.linear import LinearPropagation, linear_propagation
+from dae_hybrid.uncertainty.monte_carlo import MonteCarlo, monte_carlo
+from dae_hybrid.uncertainty.sobol import SobolIndices, sobol_indices
+from dae_hybrid.uncertainty.statistics import Estimate
 
 __all__ = [
     "AdapterError",
@@ -90,12 +97,14 @@ __all__ = [
     "DualityError",
     "Ensemble",
     "EnsembleError",
+    "Estimate",
     "EventError",
     "EventRecord",
     "EventSensitivity",
     "EventSequence",
     "Experiment",
     "Fit",
+    "Form",
     "FormulationError",
     "ForwardSensitivity",
     "Gradient",
@@ -106,10 +115,13 @@ __all__ = [
     "HybridModel",
     "HybridSystem",
     "InitialValueProblem",
+    "Inputs",
     "IntegrationError",
     "JumpSensitivity",
+    "LinearPropagation",
     "Method",
     "ModelError",
+    "MonteCarlo",
     "NonFiniteError",
     "NotKeptError",
     "OptimizationProblem",
@@ -121,6 +133,7 @@ __all__ = [
     "Run",
     "Scan",
     "Segment",
+    "SobolIndices",
     "Solvability",
     "StepLimitError",
     "StepSizeError",
@@ -128,6 +141,8 @@ __all__ = [
     "Stepper",
     "StoreError",
     "Trajectory",
+    "UncertaintyError",
+    "UncertaintyWarning",
     "UnsupportedError",
     "WorkerLostError",
     "ZenoError",
@@ -138,13 +153,17 @@ __all__ = [
     "describe_adapters",
     "ensemble",
     "fit",
+    "form",
     "forward_sensitivity",
     "hessian",
+    "linear_propagation",
+    "monte_carlo",
     "prepare",
     "register_adapter",
     "scan",
     "simulate",
     "smooth",
+    "sobol_indices",
 ]
 
 try:

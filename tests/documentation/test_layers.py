@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = (
     "root", "numerics", "codegen", "statement", "port", "system", "steppers", "trajectory", "simulation",
     "sensitivity", "conditions", "compile", "interface", "report", "mechanics", "optimization", "fitting",
-    "ensembles", "bridges",
+    "ensembles", "bridges", "uncertainty",
 )  # fmt: skip
 #: what an adapter may import, besides other adapters
 PORT = ("root", "numerics", "codegen", "port", "steppers", "adapters")

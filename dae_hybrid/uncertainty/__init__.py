@@ -1,0 +1,1 @@
+"""Random parameters: Monte Carlo, Sobol indices, propagation by gradients, first-order reliability."""

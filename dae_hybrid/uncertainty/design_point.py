@@ -1,0 +1,167 @@
+"""The design point: the point of the limit state surface that is nearest to the origin of standard normal space."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dae_hybrid.errors import DaeHybridError
+from dae_hybrid.interface.prepared import prepare
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.system.system import HybridSystem
+from dae_hybrid.uncertainty.errors import UncertaintyError
+from dae_hybrid.uncertainty.inputs import Inputs
+from dae_hybrid.uncertainty.runs import cheapest
+
+#: of the line search: share of the expected decrease, factor of the penalty, longest step, number of halvings
+DECREASE, PENALTY, LONGEST, HALVINGS = 1e-4, 2.0, 4.0, 25
+#: iterates whose sequences are compared if a search does not converge
+LAST = 6
+
+
+@dataclass(frozen=True, eq=False)
+class LimitPoint:
+    """The limit state at one point: g > 0 is safe, g <= 0 fails.
+
+    Attributes
+    ----------
+    u : ndarray, shape (k,)
+        Independent standard normal variables.
+    g : float
+    slope : ndarray, shape (k,)
+        Derivatives of g by u.
+    by_parameters : ndarray, shape (n,)
+        Derivatives of g by the parameters that the limit state is differentiated by.
+    digest : int
+        Digest of the sequence of events.
+    """
+
+    u: Array
+    g: float
+    slope: Array
+    by_parameters: Array
+    digest: int
+
+    @property
+    def steepness(self) -> float:
+        """Norm of the slope."""
+        return float(np.linalg.norm(self.slope))
+
+    @property
+    def alpha(self) -> Array:
+        """Unit normal of the surface, towards failure, (k,)."""
+        return -self.slope / self.steepness
+
+    @property
+    def beta(self) -> float:
+        """Signed distance of the tangent plane from the origin, positive if the origin is safe."""
+        return float(self.alpha @ self.u + self.g / self.steepness)
+
+    @property
+    def errors(self) -> tuple[float, float]:
+        """Distance to the surface to first order, and the part of u along the surface."""
+        return abs(self.g) / self.steepness, float(np.linalg.norm(self.u - (self.alpha @ self.u) * self.alpha))
+
+
+class LimitState:
+    """g(u) = sign (limit - functional), with derivatives; counts its runs."""
+
+    def __init__(
+        self, system: HybridSystem, t_span: Sequence[float], inputs: Inputs, functional: str, limit: float, sign: int,
+        wrt: Sequence[str], p: Array, call: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self.inputs, self._limit, self._sign, self._p, self.count = inputs, limit, sign, p, 0
+        self.columns = list(system.parameter_indices(wrt))
+        self._random = [self.columns.index(i) for i in inputs.indices]
+        self.analysis = cheapest(len(self.columns))
+        self._functional = functional
+        self._run = prepare(system, t_span, functional=functional, derivatives=self.analysis, wrt=wrt, **call)
+
+    def parameters(self, u: Array) -> Array:
+        """All parameters at u."""
+        found = self._p.copy()
+        found[list(self.inputs.indices)] = self.inputs.from_normal(u)
+        return found
+
+    def of_values(self, values: Array) -> Array:
+        """The limit state of values of the functional."""
+        return np.asarray(self._sign * (self._limit - values))
+
+    def __call__(self, u: Array) -> LimitPoint:
+        """Evaluate a point.
+
+        Raises
+        ------
+        DaeHybridError
+            The run fails or its gradient is refused.
+        """
+        self.count += 1
+        run = self._run(self.parameters(u))
+        gradient = -self._sign * np.asarray(run.gradient[self._functional])
+        slope = gradient[self._random] @ self.inputs.jacobian(u)
+        if not np.isfinite(slope).all():
+            raise UncertaintyError("The derivatives of the distributions are not finite at this point.")
+        return LimitPoint(u, float(self.of_values(run.value)), slope, gradient, run.digest)
+
+
+def search(limit_state: LimitState, start: Array, tolerance: float, max_iterations: int) -> LimitPoint:
+    """Find a design point by the improved HL-RF method.
+
+    Raises
+    ------
+    UncertaintyError
+        The search does not converge.
+    DaeHybridError
+        The run at the start fails.
+    """
+    point, digests = limit_state(start), list[int]()
+    for _ in range(max_iterations):
+        digests.append(point.digest)
+        if point.steepness == 0:
+            raise UncertaintyError(
+                "The functional does not depend on the random parameters here: its gradient is zero."
+            )
+        off, along = point.errors
+        if max(off, along) <= tolerance * max(1.0, float(np.linalg.norm(point.u))):
+            return point
+        following = _step(limit_state, point)
+        if following is None:
+            raise UncertaintyError(_stuck("No step along the search direction reduces the merit", point, digests))
+        point = following
+    raise UncertaintyError(_stuck(f"{max_iterations} iterations were made", point, digests))
+
+
+def _step(limit_state: LimitState, point: LimitPoint) -> LimitPoint | None:
+    """A step of the improved HL-RF method; None if no step reduces the merit function |u|^2 / 2 + c |g|."""
+    u, g, slope = point.u, point.g, point.slope
+    target = (slope @ u - g) / point.steepness**2 * slope
+    direction = target - u
+    c = PENALTY * max(
+        float(np.linalg.norm(u)) / point.steepness, 0.5 * float(target @ target) / abs(g) if g != 0 else 0.0
+    )
+    merit, expected = 0.5 * float(u @ u) + c * abs(g), float(u @ direction) - c * abs(g)
+    length = min(1.0, LONGEST / float(np.linalg.norm(direction)))
+    for _ in range(HALVINGS):
+        try:
+            other = limit_state(u + length * direction)
+        except DaeHybridError:  # beyond the domain of the model, or beside an event that has no derivative
+            other = None
+        if other is not None:
+            reached = 0.5 * float(other.u @ other.u) + c * abs(other.g)
+            if reached <= merit + DECREASE * length * expected:
+                return other
+        length /= 2
+    return None
+
+
+def _stuck(what: str, point: LimitPoint, digests: Sequence[int]) -> str:
+    off, along = point.errors
+    changes = len(set(digests[-LAST:])) > 1
+    why = " The sequence of events changes between the last iterates: the functional has a kink or a jump there."
+    return (
+        f"{what}; the last point is {off:.3g} standard deviations from the limit state surface, and {along:.3g} along "
+        f"it from the foot of the normal.{why if changes else ''}"
+    )

@@ -1,0 +1,362 @@
+"""FORM: the first-order reliability method for a limit of a functional."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Unpack
+
+import numpy as np
+from scipy.special import ndtr
+
+from dae_hybrid.errors import DaeHybridError, OptionError
+from dae_hybrid.interface.api import RunOptions
+from dae_hybrid.interface.runs import Parameters
+from dae_hybrid.numeric_input import shown
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.system.system import HybridSystem
+from dae_hybrid.tables import align, counted, html
+from dae_hybrid.uncertainty.design_point import LimitPoint, LimitState, search
+from dae_hybrid.uncertainty.errors import UncertaintyError, UncertaintyWarning
+from dae_hybrid.uncertainty.inputs import Inputs, check_inputs, checked_seed, positive_count
+from dae_hybrid.uncertainty.monte_carlo import replicate_points
+from dae_hybrid.uncertainty.runs import MAX_FAILED, evaluate, many, refuse_failures, scalar_functional
+from dae_hybrid.uncertainty.statistics import Estimate, by_replicates, threshold
+
+#: distances in standard deviations: of starts from the origin, of probes beside the design point, of distinct points
+START, BESIDE, DISTINCT = 2.0, 0.1, 0.05
+#: another design point matters if its index is larger by at most this
+NEXT_BETA = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class DesignPoint:
+    """A point of the limit state surface that is nearest to the origin, at least locally.
+
+    Attributes
+    ----------
+    beta : float
+        Its signed distance from the origin.
+    u, x : ndarray, shape (k,)
+        The point, as independent standard normal variables and as random parameters.
+    """
+
+    beta: float
+    u: Array
+    x: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """Result of the first-order reliability method; made by `form`.
+
+    Attributes
+    ----------
+    functional : str
+    names : tuple of str
+        Random parameters.
+    beta : float
+        Reliability index: distance of the limit state surface from the origin of standard normal space, negative if
+        the origin fails.
+    probability : float
+        Probability of failure to first order, ``Phi(-beta)``.
+    u, x : ndarray, shape (k,)
+        Design point, as independent standard normal variables and as random parameters.
+    alpha : ndarray, shape (k,)
+        Unit normal of the surface at the design point, towards failure; ``u = beta alpha``.
+    importance : ndarray, shape (k,)
+        Importance factors; they add up to one. ``alpha_i^2`` for independent parameters, else those of the parameters
+        linearised at the design point.
+    gradient : ndarray, shape (n_wrt,)
+        Gradient of beta: by design parameters, and by shifts of the distributions of random parameters.
+    wrt : tuple of str
+        Labels of its entries.
+    others : tuple of DesignPoint
+        Further design points that other starts found, nearest first.
+    unsuccessful : tuple of DaeHybridError
+        Why starts found none.
+    beside : ndarray, shape (n, k)
+        Points within 0.1 standard deviations of the design point, as standard normal variables, whose runs have another
+        sequence of events or fail: the surface may have a kink or an edge there.
+    n_runs : int
+    """
+
+    functional: str
+    names: tuple[str, ...]
+    beta: float
+    probability: float
+    u: Array
+    x: Array
+    alpha: Array
+    importance: Array
+    gradient: Array
+    wrt: tuple[str, ...]
+    others: tuple[DesignPoint, ...]
+    unsuccessful: tuple[DaeHybridError, ...]
+    beside: Array
+    n_runs: int
+    _limit_state: LimitState = field(repr=False)
+    _t_span: Sequence[float] = field(repr=False)
+    _call: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def probability_gradient(self) -> Array:
+        """Gradient of the probability of failure to first order, (n_wrt,)."""
+        return np.asarray(-np.exp(-0.5 * self.beta**2) / np.sqrt(2 * np.pi) * self.gradient)
+
+    @property
+    def design_point(self) -> dict[str, float]:
+        """The design point by name."""
+        return dict(zip(self.names, self.x.tolist(), strict=True))
+
+    def importance_sampling(
+        self, n: int, *, replicates: int = 8, seed: int | None = 0, max_failed: float = MAX_FAILED
+    ) -> Estimate:
+        """Estimate the probability of failure from a sample around the design point, which sees curvature and kinks.
+
+        Other design points are seen only if the sample reaches them.
+
+        Parameters
+        ----------
+        n, replicates, seed, max_failed
+            As in `monte_carlo`; scrambled Sobol points.
+
+        Raises
+        ------
+        OptionError
+            An argument is invalid.
+        UncertaintyError
+            Too many runs failed.
+        """
+        state, count = self._limit_state, positive_count("n", n)
+        parts = positive_count("replicates", replicates)
+        z = replicate_points(state.inputs, count, parts, "sobol", seed)
+        rows = np.array([state.parameters(own) for own in z + self.u])
+        runs = evaluate(state.inputs.system, self._t_span, rows, self.functional, None, None, self._call)
+        refuse_failures("run", runs.errors, max_failed)
+        weights = np.exp(-z @ self.u - 0.5 * self.u @ self.u)
+        fails = np.where(state.of_values(runs.values) <= 0, weights, 0.0)
+        fails[~runs.ok] = np.nan
+        return by_replicates(fails, np.repeat(np.arange(parts), count // parts), np.mean)
+
+    def __repr__(self) -> str:
+        return f"<Form of '{self.functional}': beta {self.beta:.6g}, probability {self.probability:.4g}>"
+
+    def _rows(self) -> list[list[str]]:
+        rows = [["parameter", "design point", "u", "importance"]]
+        for row in zip(self.names, self.x, self.u, self.importance, strict=True):
+            rows.append([row[0], f"{row[1]:.6g}", f"{row[2]:.4f}", f"{row[3]:.4f}"])
+        return rows
+
+    def __str__(self) -> str:
+        return "\n".join([repr(self), *align(self._rows())])
+
+    def _repr_html_(self) -> str:
+        return html(repr(self), self._rows())
+
+
+def form(
+    system: HybridSystem,
+    t_span: Sequence[float],
+    inputs: Inputs,
+    *,
+    above: float | None = None,
+    below: float | None = None,
+    functional: str | None = None,
+    wrt: str | Sequence[str] | None = None,
+    parameters: Parameters = None,
+    starts: int = 3,
+    tolerance: float = 1e-4,
+    max_iterations: int = 100,
+    seed: int | None = 0,
+    adapter: str = "sundials",
+    **options: Unpack[RunOptions],
+) -> Form:
+    """Probability that a functional exceeds a limit, by the first-order reliability method.
+
+    Parameters
+    ----------
+    system, t_span, adapter, **options
+        As in `simulate`.
+    inputs : Inputs
+        Distributions of the random parameters.
+    above, below : float
+        The limit; give one: failure is a value above, or below, it.
+    functional : str, optional
+        Name of a scalar functional; optional if the model has only one.
+    wrt : str or sequence of str, optional
+        Parameters to differentiate beta by, design or random; default all.
+    parameters : mapping, labelled array or array, optional
+        Values of the design parameters; default nominal.
+    starts : int
+        Number of searches: from the origin (the medians), and from random points at distance 2.
+    tolerance : float
+        Allowed distance from the limit state surface and along it, in standard deviations, relative to max(1, |u|).
+    max_iterations : int
+        Limit for each search.
+    seed : int or None
+        Seed of the random starts.
+
+    Returns
+    -------
+    Form
+        Reliability index, probability, design point, importance factors and gradient.
+
+    Raises
+    ------
+    UncertaintyError
+        No search converged, or none found a point nearest to the origin.
+    ParameterError, OptionError, UnsupportedError
+        An argument is invalid or not supported.
+
+    Warns
+    -----
+    UncertaintyWarning
+        The sequence of events changes beside the design point, or another design point is almost as near.
+
+    Notes
+    -----
+    The search is the improved HL-RF method [1]_, with a merit function and exact gradients; a step to a point whose run
+    fails is shortened. The limit state surface is replaced by its tangent plane at the design point:
+    `Form.importance_sampling` shows what that neglects.
+
+    References
+    ----------
+    .. [1] Y. Zhang, A. Der Kiureghian, Two improved algorithms for reliability analysis, in: Reliability and
+       Optimization of Structural Systems, Chapman & Hall, 1995, 297-304.
+
+    Examples
+    --------
+    >>> from scipy import stats
+    >>> import dae_hybrid as dh
+    >>> m = dh.HybridModel("strength")
+    >>> r, s, y = m.parameter("r", 1.0), m.parameter("s", 1.0), m.differential("y")
+    >>> m.initial(m.mode("run", ode={y: -s}), {y: r})
+    >>> m.functional("margin", terminal=y)
+    >>> strength = m.build()
+    >>> inputs = dh.Inputs(strength, {"r": stats.norm(200, 10), "s": stats.norm(100, 20)})
+    >>> found = dh.form(strength, (0, 1), inputs, below=0)
+    >>> round(found.beta, 4), found.x.round(3), found.importance.round(3)  # exact: 100 / sqrt(10^2 + 20^2)
+    (4.4721, array([180., 180.]), array([0.2, 0.8]))
+    """
+    own, name = check_inputs(inputs, system), scalar_functional(system, functional)
+    limit, sign = threshold(above, below)
+    count, most = positive_count("starts", starts), positive_count("max_iterations", max_iterations)
+    number = isinstance(tolerance, int | float | np.number) and not isinstance(tolerance, bool)
+    if not number or not 0 < tolerance < 1:
+        raise OptionError(f"tolerance must be a number between 0 and 1, got {shown(tolerance)}.")
+    call: dict[str, Any] = {"adapter": adapter, **options}
+    wanted, p = system.parameter_indices(wrt), own.design(parameters)
+    state = LimitState(system, t_span, own, name, limit, sign, _names(system, {*wanted, *own.indices}), p, call)
+    found, errors = list[LimitPoint](), list[DaeHybridError]()
+    for start in _starts(len(own), count, seed):
+        try:
+            found.append(search(state, start, float(tolerance), most))
+        except DaeHybridError as error:
+            error.release()
+            errors.append(error)
+    if not found:
+        raise _unconverged(errors)
+    distinct = _distinct(found)
+    best = distinct[0]
+    _check_nearest(state, best)
+    beside = _beside(state, best, system, t_span, name, call)
+    _warn(distinct, len(beside))
+    labels = system.parameters.labels()
+    return Form(
+        functional=name, names=own.names, beta=best.beta, probability=float(ndtr(-best.beta)), u=best.u,
+        x=own.from_normal(best.u), alpha=best.alpha, importance=_importance(own, best),
+        gradient=best.by_parameters[[state.columns.index(i) for i in wanted]] / best.steepness,
+        wrt=tuple(labels[i] for i in wanted),
+        others=tuple(DesignPoint(point.beta, point.u, own.from_normal(point.u)) for point in distinct[1:]),
+        unsuccessful=tuple(errors), beside=beside, n_runs=state.count + 2 * len(own), _limit_state=state,
+        _t_span=t_span, _call=call,
+    )  # fmt: skip
+
+
+def _names(system: HybridSystem, indices: set[int]) -> list[str]:
+    """Parameters that contain these entries, in order of declaration."""
+    layout = system.parameters
+    return [name for name in layout.names if indices & set(range(layout[name].start, layout[name].stop))]
+
+
+def _starts(k: int, count: int, seed: int | None) -> Array:
+    found = np.random.default_rng(checked_seed(seed)).standard_normal((count, k))
+    found *= START / np.linalg.norm(found, axis=1, keepdims=True)
+    found[0] = 0.0
+    return found
+
+
+def _unconverged(errors: Sequence[DaeHybridError]) -> UncertaintyError:
+    first = errors[0]
+    found = UncertaintyError(
+        f"No design point was found from {counted(len(errors), 'start')}. The first: {type(first).__name__}: "
+        f"{first.message}",
+        remedy="Compare with monte_carlo: the limit may be out of reach, or the functional may jump; tighter rtol and "
+        "atol make gradients accurate; starts= gives more starts.",
+    )
+    found.errors = tuple(errors)  # type: ignore[attr-defined]
+    return found
+
+
+def _distinct(points: Sequence[LimitPoint]) -> list[LimitPoint]:
+    """Points that differ, nearest first."""
+    found = list[LimitPoint]()
+    for point in sorted(points, key=lambda own: abs(own.beta)):
+        if all(np.linalg.norm(point.u - other.u) > DISTINCT for other in found):
+            found.append(point)
+    return found
+
+
+def _check_nearest(state: LimitState, best: LimitPoint) -> None:
+    """Refuse a point where the surface faces the wrong way: it is not the nearest to the origin."""
+    try:
+        origin = state(np.zeros_like(best.u))
+    except DaeHybridError:
+        return
+    if origin.g * best.beta < 0:
+        raise UncertaintyError(
+            f"The searches found a point of the limit state surface at distance {abs(best.beta):.4g}, but the surface "
+            "is crossed before it: it is not nearest to the origin.",
+            remedy="Pass more starts=.",
+        )
+
+
+def _importance(inputs: Inputs, point: LimitPoint) -> Array:
+    jacobian = inputs.jacobian(point.u)
+    spread = np.linalg.norm(jacobian, axis=1)  # standard deviations of the linearised parameters
+    gamma = np.linalg.solve(jacobian.T, point.alpha) * spread
+    return np.asarray(gamma**2 / (gamma @ gamma))
+
+
+def _beside(
+    state: LimitState, best: LimitPoint, system: HybridSystem, t_span: Sequence[float], functional: str,
+    call: Mapping[str, Any],
+) -> Array:  # fmt: skip
+    """Points beside the design point, along the normal and the surface, with another sequence of events."""
+    frame = np.linalg.qr(np.column_stack([best.alpha, np.eye(best.u.size)]))[0].T[: best.u.size]
+    probes = best.u + BESIDE * np.vstack([frame, -frame])
+    rows = np.array([state.parameters(u) for u in probes])
+    names = _names(system, set(state.columns))
+    runs = many(system, t_span, rows, functional, state.analysis, names, call)
+    return probes[runs.digest != best.digest]
+
+
+def _warn(distinct: Sequence[LimitPoint], beside: int) -> None:
+    if beside:
+        warnings.warn(
+            f"The sequence of events changes within {BESIDE:g} standard deviations of the design point, or runs fail "
+            f"there ({counted(beside, 'point')}): the limit state surface may have a kink or an edge, which FORM "
+            "ignores. Form.importance_sampling shows its effect.",
+            UncertaintyWarning,
+            stacklevel=3,
+        )
+    near = [point.beta for point in distinct[1:] if abs(point.beta) <= abs(distinct[0].beta) + NEXT_BETA]
+    if near:
+        warnings.warn(
+            f"There is another design point, at {near[0]:.4g} beside {distinct[0].beta:.4g}: the probability of "
+            "failure is larger than that of one tangent plane.",
+            UncertaintyWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,147 @@
+"""The runs of a sample: values, gradients, and why some are missing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dae_hybrid.errors import DaeHybridError, OptionError, UnsupportedError
+from dae_hybrid.interface.batch import ADJOINT_PARAMETER_RATIO, Batch, batch
+from dae_hybrid.interface.prepared_case import Analysis
+from dae_hybrid.numeric_input import shown
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.system.system import HybridSystem
+from dae_hybrid.tables import counted
+from dae_hybrid.uncertainty.errors import UncertaintyError, UncertaintyWarning
+
+#: largest share of failed runs that statistics may omit, by default
+MAX_FAILED = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """Runs of a scalar functional, one row per run.
+
+    Attributes
+    ----------
+    parameters : ndarray, shape (N, n_parameters)
+    values : ndarray, shape (N,)
+        Values of the functional; NaN where the run failed.
+    gradients : ndarray, shape (N, n_wrt), or None
+        Gradients, if requested; NaN where the run failed or the gradient was refused.
+    errors : tuple of DaeHybridError or None
+        Why a value is missing.
+    refusals : tuple of DaeHybridError or None
+        Why a gradient is missing; contains `errors`.
+    digest : ndarray of int, shape (N,)
+        Digests of the sequences of events, see `Batch`; 0 where a value or a requested gradient is missing.
+    wrt : tuple of str
+        Labels of the columns of `gradients`.
+    """
+
+    parameters: Array
+    values: Array
+    gradients: Array | None
+    errors: tuple[DaeHybridError | None, ...]
+    refusals: tuple[DaeHybridError | None, ...]
+    digest: NDArray[np.int64]
+    wrt: tuple[str, ...]
+
+    @property
+    def ok(self) -> NDArray[np.bool_]:
+        """Whether each run has a value, shape (N,)."""
+        return np.array([error is None for error in self.errors], dtype=bool)
+
+    @property
+    def has_gradient(self) -> NDArray[np.bool_]:
+        """Whether each run has a gradient, shape (N,)."""
+        return np.array([error is None for error in self.refusals], dtype=bool)
+
+
+def many(
+    system: HybridSystem, t_span: Sequence[float], rows: Array, functional: str, gradient: Analysis | None,
+    wrt: str | Sequence[str] | None, call: Mapping[str, Any],
+) -> Batch:  # fmt: skip
+    """Make the runs of a sample."""
+    return batch(system, t_span, parameters=rows, functional=functional, gradient=gradient, wrt=wrt, **call)
+
+
+def evaluate(
+    system: HybridSystem, t_span: Sequence[float], rows: Array, functional: str, gradient: Analysis | None,
+    wrt: str | Sequence[str] | None, call: Mapping[str, Any],
+) -> Runs:  # fmt: skip
+    """Run all rows; those whose gradient is refused are repeated for their values."""
+    found = many(system, t_span, rows, functional, gradient, wrt, call)
+    values, errors = found.values[:, 0].copy(), list(found.errors)
+    if gradient is None:
+        return Runs(rows, values, None, tuple(errors), tuple(errors), found.digest, ())
+    missing = np.flatnonzero(~found.ok)
+    if missing.size:
+        again = many(system, t_span, rows[missing], functional, None, None, call)
+        values[missing] = again.values[:, 0]
+        for i, error in zip(missing.tolist(), again.errors, strict=True):
+            errors[i] = error
+    return Runs(rows, values, found.gradients[:, 0], tuple(errors), found.errors, found.digest, found.wrt)
+
+
+def scalar_functional(system: HybridSystem, functional: str | None) -> str:
+    """Check the name of a scalar functional; None means the model's only functional."""
+    name = system.functional_name(functional)
+    part = system.functionals[name]
+    if part.stop - part.start != 1:
+        raise UnsupportedError(
+            f"Functional '{name}' is a vector: statistics take a scalar.",
+            remedy="Declare the component as a functional of its own.",
+        )
+    return name
+
+
+def cheapest(n_wrt: int) -> Analysis:
+    """The analysis that computes a gradient by n parameters at the least cost, by the rule of `batch`."""
+    return "adjoint" if n_wrt > ADJOINT_PARAMETER_RATIO else "forward"
+
+
+def checked_share(given: object) -> float:
+    """Check a largest share of failed runs."""
+    if isinstance(given, bool) or not isinstance(given, int | float | np.number) or not 0 <= given < 1:
+        raise OptionError(f"max_failed must be a share of at least 0 and below 1, got {shown(given)}.")
+    return float(given)
+
+
+def failures_in_words(what: str, errors: Sequence[DaeHybridError | None]) -> str:
+    """How many runs or gradients are missing, and why the first is; empty if none are."""
+    failed = [error for error in errors if error is not None]
+    if not failed:
+        return ""
+    share = len(failed) / len(errors)
+    return (
+        f"{counted(len(failed), what)} of {len(errors)} failed ({share:.2%}), the first with "
+        f"{type(failed[0]).__name__}: {failed[0].message}"
+    )
+
+
+def refuse_failures(what: str, errors: Sequence[DaeHybridError | None], limit: float) -> None:
+    """Refuse a result that omits too many runs.
+
+    Raises
+    ------
+    UncertaintyError
+        The share of failed runs is above the limit.
+    """
+    if sum(error is not None for error in errors) > limit * len(errors):
+        raise UncertaintyError(
+            f"{failures_in_words(what, errors)} At most {limit:.2%} may be omitted.",
+            remedy="Limit the distributions to the domain of the model, or set max_failed=: results that omit these "
+            "runs are conditional on success.",
+        )
+
+
+def warn_of_failures(what: str, errors: Sequence[DaeHybridError | None], level: int) -> None:
+    """Warn the caller of a public function of missing runs."""
+    if text := failures_in_words(what, errors):
+        warnings.warn(f"{text} Statistics omit them.", UncertaintyWarning, stacklevel=level + 1)
