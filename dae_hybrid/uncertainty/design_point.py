@@ -73,7 +73,8 @@ class LimitState:
         self, system: HybridSystem, t_span: Sequence[float], inputs: Inputs, functional: str, limit: float, sign: int,
         wrt: Sequence[str], p: Array, call: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        self.inputs, self._limit, self._sign, self._p, self.count = inputs, limit, sign, p, 0
+        self.inputs, self.t_span, self.count = inputs, t_span, 0
+        self._limit, self._sign, self._p = limit, sign, p
         self.columns = list(system.parameter_indices(wrt))
         self._random = [self.columns.index(i) for i in inputs.indices]
         self.analysis = cheapest(len(self.columns))

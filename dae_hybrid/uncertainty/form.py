@@ -28,6 +28,8 @@ from dae_hybrid.uncertainty.statistics import Estimate, by_replicates, threshold
 START, BESIDE, DISTINCT = 2.0, 0.1, 0.05
 #: another design point matters if its index is larger by at most this
 NEXT_BETA = 1.0
+#: points between the origin and the design point at which the sign of the limit state is checked, unless it is so near
+ON_RAY, AT_ORIGIN = 16, 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +99,6 @@ class Form:
     beside: Array
     n_runs: int
     _limit_state: LimitState = field(repr=False)
-    _t_span: Sequence[float] = field(repr=False)
     _call: Mapping[str, Any] = field(repr=False)
 
     @property
@@ -133,7 +134,7 @@ class Form:
         parts = positive_count("replicates", replicates)
         z = replicate_points(state.inputs, count, parts, "sobol", seed)
         rows = np.array([state.parameters(own) for own in z + self.u])
-        runs = evaluate(state.inputs.system, self._t_span, rows, self.functional, None, None, self._call)
+        runs = evaluate(state.inputs.system, state.t_span, rows, self.functional, None, None, self._call)
         refuse_failures("run", runs.errors, max_failed)
         weights = np.exp(-z @ self.u - 0.5 * self.u @ self.u)
         fails = np.where(state.of_values(runs.values) <= 0, weights, 0.0)
@@ -206,7 +207,7 @@ def form(
     Raises
     ------
     UncertaintyError
-        No search converged, or none found a point nearest to the origin.
+        No search converged, or the limit state changes sign between the origin and the point found.
     ParameterError, OptionError, UnsupportedError
         An argument is invalid or not supported.
 
@@ -260,8 +261,8 @@ def form(
         raise _unconverged(errors)
     distinct = _distinct(found)
     best = distinct[0]
-    _check_nearest(state, best)
-    beside = _beside(state, best, system, t_span, name, call)
+    _check_nearest(state, best, name, call)
+    beside = _beside(state, best, system, name, call)
     _warn(distinct, len(beside))
     labels = system.parameters.labels()
     return Form(
@@ -270,8 +271,8 @@ def form(
         gradient=best.by_parameters[[state.columns.index(i) for i in wanted]] / best.steepness,
         wrt=tuple(labels[i] for i in wanted),
         others=tuple(DesignPoint(point.beta, point.u, own.from_normal(point.u)) for point in distinct[1:]),
-        unsuccessful=tuple(errors), beside=beside, n_runs=state.count + 2 * len(own), _limit_state=state,
-        _t_span=t_span, _call=call,
+        unsuccessful=tuple(errors), beside=beside, n_runs=state.count + ON_RAY + 2 * len(own), _limit_state=state,
+        _call=call,
     )  # fmt: skip
 
 
@@ -309,17 +310,19 @@ def _distinct(points: Sequence[LimitPoint]) -> list[LimitPoint]:
     return found
 
 
-def _check_nearest(state: LimitState, best: LimitPoint) -> None:
-    """Refuse a point where the surface faces the wrong way: it is not the nearest to the origin."""
-    try:
-        origin = state(np.zeros_like(best.u))
-    except DaeHybridError:
-        return
-    if origin.g * best.beta < 0:
+def _check_nearest(state: LimitState, best: LimitPoint, functional: str, call: Mapping[str, Any]) -> None:
+    """Refuse a point if the limit state changes sign between the origin and it: the surface has a nearer part."""
+    places = np.linspace(0, 1, ON_RAY, endpoint=False)
+    rows = np.array([state.parameters(s * best.u) for s in places])
+    values = state.of_values(many(state.inputs.system, state.t_span, rows, functional, None, None, call).values[:, 0])
+    crossed = np.flatnonzero(values * best.beta < 0)
+    if crossed.size and abs(best.beta) > AT_ORIGIN:
+        s = places[crossed[0]]
         raise UncertaintyError(
-            f"The searches found a point of the limit state surface at distance {abs(best.beta):.4g}, but the surface "
-            "is crossed before it: it is not nearest to the origin.",
-            remedy="Pass more starts=.",
+            f"The searches found a point of the limit state surface at distance {abs(best.beta):.4g}, but the limit state "
+            f"has the other sign at the share {s:.3g} of the way from the origin: the point is not nearest to the origin.",
+            remedy="Pass more starts=. If the functional jumps across the limit there, no design point exists: use "
+            "monte_carlo.",
         )
 
 
@@ -331,15 +334,14 @@ def _importance(inputs: Inputs, point: LimitPoint) -> Array:
 
 
 def _beside(
-    state: LimitState, best: LimitPoint, system: HybridSystem, t_span: Sequence[float], functional: str,
-    call: Mapping[str, Any],
-) -> Array:  # fmt: skip
+    state: LimitState, best: LimitPoint, system: HybridSystem, functional: str, call: Mapping[str, Any]
+) -> Array:
     """Points beside the design point, along the normal and the surface, with another sequence of events."""
     frame = np.linalg.qr(np.column_stack([best.alpha, np.eye(best.u.size)]))[0].T[: best.u.size]
     probes = best.u + BESIDE * np.vstack([frame, -frame])
     rows = np.array([state.parameters(u) for u in probes])
     names = _names(system, set(state.columns))
-    runs = many(system, t_span, rows, functional, state.analysis, names, call)
+    runs = many(system, state.t_span, rows, functional, state.analysis, names, call)
     return probes[runs.digest != best.digest]
 
 

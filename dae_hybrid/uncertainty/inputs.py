@@ -333,7 +333,8 @@ def _checked(name: str, given: Any) -> Any:
             f"{shown(given)}.",
             remedy="For example stats.norm(10, 0.5); discrete distributions are not supported.",
         )
-    middle = np.asarray(given.ppf([0.25, 0.5, 0.75])) if np.ndim(given.ppf(0.5)) == 0 else np.array([np.nan])
+    with np.errstate(all="ignore"):
+        middle = np.asarray(given.ppf([0.25, 0.5, 0.75])) if np.ndim(given.ppf(0.5)) == 0 else np.array([np.nan])
     if not np.isfinite(middle).all() or not (np.diff(middle) > 0).all():
         raise ParameterError(
             f"The distribution of '{name}' ({given.dist.name}{given.args or given.kwds}) has invalid numbers: it needs "

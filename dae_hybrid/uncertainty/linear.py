@@ -108,7 +108,7 @@ def linear_propagation(
     >>> inputs = dh.Inputs(system, {"ka": stats.norm(316, 8), "kb": stats.norm(10, 0.2)})
     >>> found = dh.linear_propagation(system, em_hysteresis.t_span, inputs, rtol=1e-8, atol=1e-12)
     >>> round(found.std, 6), found.share.round(3)
-    (0.000656, array([0.027, 0.973]))
+    (0.000669, array([0.027, 0.973]))
     """
     own, name = check_inputs(inputs, system), scalar_functional(system, functional)
     covariance = own.covariance

@@ -1,0 +1,220 @@
+"""FORM: exact indices of linear limit states, published examples, gradients, refusals, event sequences."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import casadi as ca
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_parameters import SPAN, TIGHT, ball, closed_form, fragile
+from scipy import optimize, stats
+
+import dae_hybrid as dh
+
+PLANE = closed_form({"a": 0.0, "b": 0.0, "c": 0.0, "d": 1.0}, lambda a, b, c, d: d * a + 2 * b - 2 * c)
+BALL, FRAGILE = ball(), fragile()
+CLOSE: dict[str, Any] = {"tolerance": 1e-8, **TIGHT}
+
+
+def lognormal(mean: float, std: float) -> Any:
+    s = np.sqrt(np.log1p((std / mean) ** 2))
+    return stats.lognorm(s, scale=mean / np.sqrt(1 + (std / mean) ** 2))
+
+
+@pytest.mark.parametrize(("limit", "beta"), [(9.0, 3.0), (3.0, 1.0), (-6.0, -2.0), (0.0, 0.0), (36.0, 12.0)])
+def test_a_linear_limit_state_is_exact(limit: float, beta: float) -> None:
+    inputs = dh.Inputs(PLANE, {name: stats.norm() for name in "abc"})
+    found = dh.form(PLANE, SPAN, inputs, above=limit, **CLOSE)
+    np.testing.assert_allclose(found.beta, beta, atol=1e-9)
+    np.testing.assert_allclose(found.probability, stats.norm.sf(beta), rtol=1e-7)
+    np.testing.assert_allclose(found.u, beta * np.array([1, 2, -2]) / 3, atol=1e-7)
+    np.testing.assert_allclose(found.importance, [1 / 9, 4 / 9, 4 / 9], rtol=1e-8)
+    assert found.others == ()
+    below = dh.form(PLANE, SPAN, inputs, below=-limit, **CLOSE)
+    np.testing.assert_allclose(below.beta, beta, atol=1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.floats(0.1, 3), min_size=3, max_size=3), st.lists(st.floats(-2, 2), min_size=3, max_size=3),
+    st.floats(-0.45, 0.9), st.floats(-5, 15),
+)  # fmt: skip
+def test_correlated_normals_are_exact(std: list[float], mean: list[float], rho: float, limit: float) -> None:
+    correlation = np.full((3, 3), rho) + (1 - rho) * np.eye(3)
+    inputs = dh.Inputs(PLANE, dict(zip("abc", map(stats.norm, mean, std), strict=True)), correlation)
+    found = dh.form(PLANE, SPAN, inputs, above=limit, starts=1, **CLOSE)
+    slope = np.array([1.0, 2.0, -2.0])
+    spread = np.sqrt(slope * std @ correlation @ (slope * std))
+    np.testing.assert_allclose(found.beta, (limit - slope @ mean) / spread, atol=1e-7)
+    np.testing.assert_allclose(found.gradient[:3], -slope / spread, rtol=1e-6)  # by shifts of the means
+    np.testing.assert_allclose(found.importance.sum(), 1)
+
+
+def test_a_ratio_of_lognormals_is_exact() -> None:
+    system = closed_form({"r": 1.0, "s": 1.0}, lambda r, s: ca.log(r / s))
+    r, s = lognormal(200, 20), lognormal(100, 30)
+    found = dh.form(system, SPAN, dh.Inputs(system, {"r": r, "s": s}), below=0.0, **CLOSE)
+    exact = np.log(r.median() / s.median()) / np.hypot(r.args[0], s.args[0])
+    np.testing.assert_allclose(found.beta, exact, rtol=1e-9)
+    np.testing.assert_allclose(found.x[0], found.x[1], rtol=1e-8)
+
+
+def test_published_plastic_frame() -> None:
+    """A. Der Kiureghian, H.-Z. Lin, S.-J. Hwang, J. Eng. Mech. 113 (1987), 1208: beta 2.348, probability 0.00943."""
+    weights = {"x1": 1, "x2": 2, "x3": 2, "x4": 1, "x5": -5, "x6": -5}
+    system = closed_form(dict.fromkeys(weights, 1.0), lambda **x: sum(w * x[n] for n, w in weights.items()))
+    marginals = {name: lognormal(120, 12) for name in weights} | {"x5": lognormal(50, 15), "x6": lognormal(40, 12)}
+    found = dh.form(system, SPAN, dh.Inputs(system, marginals), below=0.0, **CLOSE)
+    assert round(found.beta, 3) == 2.348
+    assert round(found.probability, 5) == 0.00943
+    sampled = found.importance_sampling(4096)
+    assert abs(sampled.value - 0.0121) < 0.0004  # of the paper, by Monte Carlo
+
+
+def nataf(one: Any, two: Any, rho: float) -> float:
+    """Correlation of normal scores for a correlation of the variables, by quadrature."""
+    z, w = np.polynomial.hermite_e.hermegauss(60)
+    w = w / w.sum()
+    x = (one.ppf(stats.norm.cdf(z)) - one.mean()) / one.std()
+
+    def error(r: float) -> float:
+        y = r * z[:, None] + np.sqrt(1 - r**2) * z[None, :]
+        return float(w @ (x[:, None] * (two.ppf(stats.norm.cdf(y)) - two.mean()) / two.std()) @ w) - rho
+
+    return float(optimize.brentq(error, -0.99, 0.99))
+
+
+def test_published_correlated_example() -> None:
+    """P.-L. Liu, A. Der Kiureghian, as computed by FERUM (S. Engelund, T. Haukaas): beta 1.7491 (printed 1.75)."""
+    x, y, z = lognormal(500, 100), lognormal(2000, 400), stats.uniform(5 - 0.5 * np.sqrt(3), np.sqrt(3))
+    system = closed_form({"x": 1.0, "y": 1.0, "z": 1.0}, lambda x, y, z: 1 - y / (1000 * z) - (x / (200 * z)) ** 2)
+    pairs = {("x", "y"): nataf(x, y, 0.3), ("x", "z"): nataf(x, z, 0.2), ("y", "z"): nataf(y, z, 0.2)}
+    found = dh.form(system, SPAN, dh.Inputs(system, {"x": x, "y": y, "z": z}, pairs), below=0.0, **CLOSE)
+    assert round(found.beta, 2) == 1.75
+
+
+@pytest.mark.parametrize("functional", ["height", "speed"])
+def test_gradients_are_those_of_the_index(functional: str) -> None:
+    def index(h: float = 1.0, e: float = 0.0, g: float = 0.0, **more: Any) -> dh.Form:
+        inputs = dh.Inputs(
+            BALL, {"e": stats.norm(0.8 + e, 0.01), "g": stats.lognorm(0.003, loc=g, scale=9.81)}, {("e", "g"): 0.4}
+        )
+        limit: Any = {"above": 0.35} if functional == "height" else {"below": 0.0}
+        return dh.form(
+            BALL, (0.0, 1.95), inputs, functional=functional, parameters={"h": h}, starts=1, tolerance=1e-7,
+            rtol=1e-11, atol=1e-13, **limit, **more,
+        )  # fmt: skip
+
+    found = index(wrt=["h", "e", "g"])
+    assert found.wrt == ("h", "e", "g")
+    step = 1e-5
+    differences = [
+        (index(**{name: base + step}).beta - index(**{name: base - step}).beta) / (2 * step)
+        for name, base in (("h", 1.0), ("e", 0.0), ("g", 0.0))
+    ]
+    np.testing.assert_allclose(found.gradient, differences, rtol=1e-5)
+    density = stats.norm.pdf(found.beta)
+    np.testing.assert_allclose(found.probability_gradient, -density * found.gradient)
+
+
+def test_importance_sampling_sees_curvature() -> None:
+    """Failure outside a circle of radius 3: the probability is exp(-9 / 2), that of the tangent plane far less."""
+    system = closed_form({"a": 0.0, "b": 0.0}, lambda a, b: (a + 1.0) ** 2 + b**2)
+    found = dh.form(system, SPAN, dh.Inputs(system, {"a": stats.norm(), "b": stats.norm()}), above=9.0, **CLOSE)
+    np.testing.assert_allclose(found.u, [2, 0], atol=1e-7)
+    exact = stats.ncx2(2, 1).sf(9.0)
+    sampled = found.importance_sampling(2**14)
+    assert found.probability < 0.5 * exact
+    assert abs(sampled.value - exact) < max(4 * sampled.standard_error, 0.03 * exact)
+
+
+def test_another_design_point_is_reported() -> None:
+    system = closed_form({"a": 0.0, "b": 0.0}, lambda a, b: a * (a + 0.2) + 0.1 * b)
+    inputs = dh.Inputs(system, {"a": stats.norm(), "b": stats.norm()})
+    with pytest.warns(dh.UncertaintyWarning, match="another design point"):
+        found = dh.form(system, SPAN, inputs, above=9.0, starts=6, **CLOSE)
+    assert len(found.others) == 1
+    assert found.x[0] > 0 > found.others[0].x[0] or found.x[0] < 0 < found.others[0].x[0]
+    assert abs(found.others[0].beta) > abs(found.beta)
+
+
+def test_runs_that_fail_shorten_the_step() -> None:
+    """The root of a - 1/2 has an infinite slope at the end of the domain, close to the limit."""
+    inputs = dh.Inputs(FRAGILE, {"a": stats.norm(2, 0.5)})
+    found = dh.form(FRAGILE, SPAN, inputs, below=0.02, **CLOSE)
+    np.testing.assert_allclose(found.beta, (2 - 0.5 - 0.02**2) / 0.5, rtol=1e-6)
+
+
+def test_a_limit_out_of_reach_is_refused() -> None:
+    system = closed_form({"a": 0.0}, lambda a: ca.tanh(a))
+    with pytest.raises(dh.UncertaintyError, match="No design point") as caught:
+        dh.form(system, SPAN, dh.Inputs(system, {"a": stats.norm()}), above=1.5)
+    assert len(caught.value.errors) == 3  # type: ignore[attr-defined]
+    flat = closed_form({"a": 0.0, "b": 1.0}, lambda a, b: b)
+    with pytest.raises(dh.UncertaintyError, match="gradient is zero"):
+        dh.form(flat, SPAN, dh.Inputs(flat, {"a": stats.norm()}), above=1.5)
+    with pytest.raises(dh.UncertaintyError, match="1 iterations"):
+        dh.form(PLANE, SPAN, dh.Inputs(PLANE, {"a": stats.lognorm(1.0)}), above=9.0, max_iterations=1)
+
+
+def test_a_limit_within_a_jump_is_refused() -> None:
+    """G = a for a < 1, a + 10 above: no point has G = 5."""
+    system = jumping()
+    with pytest.raises(dh.UncertaintyError, match="sequence of events changes"):
+        dh.form(system, (0.0, 1.0), dh.Inputs(system, {"a": stats.norm(0, 1)}), above=5.0)
+
+
+def jumping() -> dh.HybridSystem:
+    m = dh.HybridModel("step")
+    a, x = m.parameter("a", 1.0), m.differential("x")
+    low, high = m.mode("low", ode={x: 1.0}), m.mode("high", ode={x: 1.0})
+    m.transition(low, high, guard=x - 2, direction="rising", reset={x: x + 10})
+    m.initial(low, {x: a})
+    m.functional("G", terminal=x - 1)
+    return m.build()
+
+
+def test_a_change_of_the_sequence_beside_the_design_point_is_reported() -> None:
+    system = jumping()
+    inputs = dh.Inputs(system, {"a": stats.norm(0, 1)})
+    with pytest.warns(dh.UncertaintyWarning, match="sequence of events changes within 0.1"):
+        found = dh.form(system, (0.0, 1.0), inputs, above=0.95, **CLOSE)
+    np.testing.assert_allclose(found.beta, 0.95, rtol=1e-8)
+    np.testing.assert_allclose(found.beside, [[1.05]])
+    assert dh.form(system, (0.0, 1.0), inputs, above=0.85, **CLOSE).beside.size == 0
+
+
+def test_the_probability_is_that_of_monte_carlo() -> None:
+    inputs = dh.Inputs(BALL, {"e": stats.norm(0.8, 0.01), "h": stats.norm(1, 0.02)})
+    found = dh.form(BALL, (0.0, 1.95), inputs, functional="height", above=0.35)
+    sample = dh.monte_carlo(BALL, (0.0, 1.95), inputs, 8192, functional="height").probability(above=0.35)
+    sampled = found.importance_sampling(1024)
+    assert abs(sampled.value - sample.value) < 5 * np.hypot(sample.standard_error, sampled.standard_error)
+    again = pickle.loads(pickle.dumps(found))
+    assert again.importance_sampling(1024).value == sampled.value
+    assert "design point" in str(found)
+    assert "importance" in found._repr_html_()
+    assert set(found.design_point) == {"e", "h"}
+
+
+@pytest.mark.parametrize(("options", "error", "message"), [
+    ({}, dh.OptionError, "above= or below="),
+    ({"above": 1.0, "below": 2.0}, dh.OptionError, "above= or below="),
+    ({"above": np.nan}, dh.OptionError, "finite"),
+    ({"above": "1"}, dh.OptionError, "finite"),
+    ({"above": 1.0, "functional": "Q"}, dh.ParameterError, "Unknown functional"),
+    ({"above": 1.0, "starts": 0}, dh.OptionError, "starts"),
+    ({"above": 1.0, "tolerance": 0.0}, dh.OptionError, "tolerance"),
+    ({"above": 1.0, "tolerance": True}, dh.OptionError, "tolerance"),
+    ({"above": 1.0, "max_iterations": 1.5}, dh.OptionError, "max_iterations"),
+    ({"above": 1.0, "wrt": "q"}, dh.ParameterError, "q"),
+    ({"above": 1.0, "parameters": {"a": 2.0}}, dh.ParameterError, "is random"),
+])  # fmt: skip
+def test_bad_calls_are_refused(options: Any, error: Any, message: str) -> None:
+    inputs = dh.Inputs(PLANE, {"a": stats.norm()})
+    with pytest.raises(error, match=message):
+        dh.form(PLANE, SPAN, inputs, **options)
