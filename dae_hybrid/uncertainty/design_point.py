@@ -10,7 +10,7 @@ import numpy as np
 
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.interface.prepared import prepare
-from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.uncertainty.errors import UncertaintyError
 from dae_hybrid.uncertainty.inputs import Inputs
@@ -18,8 +18,10 @@ from dae_hybrid.uncertainty.runs import cheapest
 
 #: of the line search: share of the expected decrease, factor of the penalty, longest step, number of halvings
 DECREASE, PENALTY, LONGEST, HALVINGS = 1e-4, 2.0, 4.0, 25
-#: iterates whose sequences are compared if a search does not converge
-LAST = 6
+#: rounding of the merit: below it, steps cannot be compared
+ROUNDED = 10 * EPS
+#: points whose sequences are compared if a search does not converge
+LAST = 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,15 +130,18 @@ def search(limit_state: LimitState, start: Array, tolerance: float, max_iteratio
         off, along = point.errors
         if max(off, along) <= tolerance * max(1.0, float(np.linalg.norm(point.u))):
             return point
-        following = _step(limit_state, point)
+        following = _step(limit_state, point, digests)
         if following is None:
             raise UncertaintyError(_stuck("No step along the search direction reduces the merit", point, digests))
         point = following
     raise UncertaintyError(_stuck(f"{max_iterations} iterations were made", point, digests))
 
 
-def _step(limit_state: LimitState, point: LimitPoint) -> LimitPoint | None:
-    """A step of the improved HL-RF method; None if no step reduces the merit function |u|^2 / 2 + c |g|."""
+def _step(limit_state: LimitState, point: LimitPoint, digests: list[int]) -> LimitPoint | None:
+    """A step of the improved HL-RF method; None if no step reduces the merit function |u|^2 / 2 + c |g|.
+
+    Digests of rejected points are added to those given.
+    """
     u, g, slope = point.u, point.g, point.slope
     target = (slope @ u - g) / point.steepness**2 * slope
     direction = target - u
@@ -152,8 +157,9 @@ def _step(limit_state: LimitState, point: LimitPoint) -> LimitPoint | None:
             other = None
         if other is not None:
             reached = 0.5 * float(other.u @ other.u) + c * abs(other.g)
-            if reached <= merit + DECREASE * length * expected:
+            if reached <= merit + DECREASE * length * expected + ROUNDED * merit:
                 return other
+            digests.append(other.digest)
         length /= 2
     return None
 
@@ -161,7 +167,7 @@ def _step(limit_state: LimitState, point: LimitPoint) -> LimitPoint | None:
 def _stuck(what: str, point: LimitPoint, digests: Sequence[int]) -> str:
     off, along = point.errors
     changes = len(set(digests[-LAST:])) > 1
-    why = " The sequence of events changes between the last iterates: the functional has a kink or a jump there."
+    why = " The sequence of events changes between the last points: the functional has a kink or a jump there."
     return (
         f"{what}; the last point is {off:.3g} standard deviations from the limit state surface, and {along:.3g} along "
         f"it from the foot of the normal.{why if changes else ''}"

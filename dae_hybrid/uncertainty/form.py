@@ -319,8 +319,8 @@ def _check_nearest(state: LimitState, best: LimitPoint, functional: str, call: M
     if crossed.size and abs(best.beta) > AT_ORIGIN:
         s = places[crossed[0]]
         raise UncertaintyError(
-            f"The searches found a point of the limit state surface at distance {abs(best.beta):.4g}, but the limit state "
-            f"has the other sign at the share {s:.3g} of the way from the origin: the point is not nearest to the origin.",
+            f"The searches found a point of the limit state surface at distance {abs(best.beta):.4g}, but the limit "
+            f"state has the other sign at the share {s:.3g} of the way from the origin: the point is not the nearest.",
             remedy="Pass more starts=. If the functional jumps across the limit there, no design point exists: use "
             "monte_carlo.",
         )
