@@ -145,9 +145,7 @@ def _step(limit_state: LimitState, point: LimitPoint, digests: list[int]) -> Lim
     u, g, slope = point.u, point.g, point.slope
     target = (slope @ u - g) / point.steepness**2 * slope
     direction = target - u
-    c = PENALTY * max(
-        float(np.linalg.norm(u)) / point.steepness, 0.5 * float(target @ target) / abs(g) if g != 0 else 0.0
-    )
+    c = PENALTY * max(float(np.linalg.norm(u)), float(np.linalg.norm(target))) / point.steepness
     merit, expected = 0.5 * float(u @ u) + c * abs(g), float(u @ direction) - c * abs(g)
     length = min(1.0, LONGEST / float(np.linalg.norm(direction)))
     for _ in range(HALVINGS):
