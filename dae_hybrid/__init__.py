@@ -73,7 +73,8 @@ from dae_hybrid.uncertainty.errors import UncertaintyError, UncertaintyWarning
 from dae_hybrid.uncertainty.form import Form, form
 from dae_hybrid.uncertainty.inputs import Inputs
 from dae_hybrid.uncertainty.linear import LinearPropagation, linear_propagation
-from dae_hybrid.uncertainty.monte_carlo import MonteCarlo, monte_carlo
+from dae_hybrid.uncertainty.monte_carlo import monte_carlo
+from dae_hybrid.uncertainty.sample import MonteCarlo
 from dae_hybrid.uncertainty.sobol import SobolIndices, sobol_indices
 from dae_hybrid.uncertainty.statistics import Estimate
 

@@ -1,358 +1,32 @@
-"""Monte Carlo and quasi-Monte Carlo: statistics of a functional of random parameters, and their gradients."""
+"""Monte Carlo and quasi-Monte Carlo: samples of a functional of random parameters."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import os
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dae_hybrid.errors import AssumptionError, DaeHybridError, DerivativeWarning, OptionError, UnsupportedError
+from dae_hybrid.ensembles.scheduling import EnsembleProgress
+from dae_hybrid.ensembles.workers import ExecutorLike
+from dae_hybrid.errors import OptionError
 from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.interface.prepared_case import Analysis, check_analysis
 from dae_hybrid.interface.runs import Parameters
-from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.optimization.changes import Change
 from dae_hybrid.system.system import HybridSystem
-from dae_hybrid.tables import align, counted, html
-from dae_hybrid.trajectory.datasets import optional
-from dae_hybrid.uncertainty import statistics as of_values
 from dae_hybrid.uncertainty.inputs import Inputs, Sampler, check_inputs, checked_seed, positive_count
-from dae_hybrid.uncertainty.jumps import changes_in
 from dae_hybrid.uncertainty.runs import (
     MAX_FAILED,
-    Runs,
+    Execution,
     cheapest,
     checked_share,
     evaluate,
-    refuse_failures,
     scalar_functional,
     warn_of_failures,
 )
-from dae_hybrid.uncertainty.statistics import Estimate, Tail, by_replicates, check_level, check_tail, threshold
-
-type Statistic = Literal["mean", "variance", "std", "cvar"]
-STATISTICS = ("mean", "variance", "std", "cvar")
-#: two derivatives are equal within this relative difference
-EQUAL = 1e-9
-
-
-@dataclass(frozen=True, eq=False)
-class MonteCarlo:
-    """A sample of a functional, its statistics and their gradients; made by `monte_carlo`.
-
-    Attributes
-    ----------
-    inputs : Inputs
-    functional : str
-    parameters : ndarray, shape (N, n_parameters)
-        Parameters of each run.
-    values : ndarray, shape (N,)
-        Values of the functional; NaN where the run failed.
-    gradients : ndarray, shape (N, n_wrt), or None
-        Gradients, if requested; NaN where the run failed or the gradient was refused.
-    wrt : tuple of str
-        Labels of the columns of `gradients`.
-    errors, refusals : tuple of DaeHybridError or None
-        Why values and gradients are missing.
-    digest : ndarray of int, shape (N,)
-        Digests of the sequences of events, see `Batch`; 0 where a value or a requested gradient is missing.
-    replicate : ndarray of int, shape (N,)
-        Replicate that each run belongs to.
-
-    Statistics are those of the runs that succeeded: if runs failed, they are conditional on success. Their share is
-    `failed_share`; a warning names it, and statistics above ``max_failed`` are refused with an `UncertaintyError`.
-    The values, parameters and errors remain available. Statistics are `Estimate` objects with a standard error:
-    the standard deviation of the statistic over the R independent replicates, divided by sqrt(R); it has R - 1 degrees
-    of freedom.
-    """
-
-    inputs: Inputs
-    functional: str
-    parameters: Array
-    values: Array
-    gradients: Array | None
-    wrt: tuple[str, ...]
-    errors: tuple[DaeHybridError | None, ...]
-    refusals: tuple[DaeHybridError | None, ...]
-    digest: NDArray[np.int64]
-    replicate: NDArray[np.int64]
-    _max_failed: float = field(repr=False)
-    _u: Array = field(repr=False)
-    _t_span: Sequence[float] = field(repr=False)
-    _call: Mapping[str, Any] = field(repr=False)
-    _changes: dict[Any, tuple[Change, ...]] = field(default_factory=dict, repr=False)
-
-    @property
-    def ok(self) -> NDArray[np.bool_]:
-        """Whether each run has a value, shape (N,)."""
-        return np.isfinite(self.values)
-
-    @property
-    def failed_share(self) -> float:
-        """Share of the runs that failed."""
-        return float(1 - self.ok.mean())
-
-    @property
-    def mean(self) -> Estimate:
-        """Mean."""
-        return self._estimate(np.mean)
-
-    @property
-    def variance(self) -> Estimate:
-        """Unbiased variance."""
-        return self._estimate(lambda values: values.var(ddof=1))
-
-    @property
-    def std(self) -> Estimate:
-        """Standard deviation, the root of `variance`."""
-        return self._estimate(lambda values: values.std(ddof=1))
-
-    @property
-    def skewness(self) -> Estimate:
-        """Third standardised moment."""
-        return self._estimate(of_values.skewness)
-
-    @property
-    def kurtosis(self) -> Estimate:
-        """Excess kurtosis: the fourth standardised moment minus 3."""
-        return self._estimate(of_values.kurtosis)
-
-    def quantile(self, q: float) -> Estimate:
-        """The smallest value at or below which a share q of the sample lies, 0 < q < 1."""
-        level = check_level("q", q, is_open=True)
-        return self._estimate(lambda values: of_values.quantile(values, level))
-
-    def cvar(self, level: float, tail: Tail = "upper") -> Estimate:
-        """Conditional value at risk: the mean of the worst share 1 - level.
-
-        Parameters
-        ----------
-        level : float
-            0 <= level < 1; 0 gives the mean. The tail contains ``n (1 - level)`` runs; a fraction of a run has that
-            share of its weight.
-        tail : {"upper", "lower"}
-            Whether large or small values are the worst.
-
-        References
-        ----------
-        R. T. Rockafellar, S. Uryasev, Conditional value-at-risk for general loss distributions, Journal of Banking &
-        Finance 26 (2002), 1443-1471.
-        """
-        own, which = check_level("level", level, is_open=False), check_tail(tail)
-        return self._estimate(lambda values: of_values.cvar(values, own, which))
-
-    def probability(self, *, above: float | None = None, below: float | None = None) -> Estimate:
-        """Probability that the functional is above, or below, a value.
-
-        The standard error is NaN if all or no runs exceed the value: the sample does not determine it.
-        """
-        limit, sign = threshold(above, below)
-        found = self._estimate(lambda values: (sign * (values - limit) > 0).mean())
-        return found if 0 < found.value < 1 else Estimate(found.value, np.nan)
-
-    def gradient(
-        self, of: Statistic, *, level: float | None = None, tail: Tail = "upper", strict: bool = True
-    ) -> Estimate:
-        """Gradient of a statistic of the sample by the parameters `wrt`.
-
-        For a design parameter it is the derivative at fixed random parameters; for a random parameter, the derivative
-        by a shift of its distribution. It is exact for the sample: differences of the statistic with the same random
-        numbers converge to it.
-
-        Parameters
-        ----------
-        of : {"mean", "variance", "std", "cvar"}
-        level, tail
-            Those of `cvar`.
-        strict : bool
-            Refuse a gradient where the functional jumps between runs of the sample (default): the derivative of the
-            mean over the distribution then has a term that the sample lacks. False makes it a warning.
-
-        Returns
-        -------
-        Estimate
-            value and standard_error, shape (n_wrt,).
-
-        Raises
-        ------
-        UnsupportedError
-            A quantile or a probability: the gradient of a sample's quantile is that of a single run, and that of a
-            probability is zero; neither converges to that of the distribution. `form` gives that of a probability.
-        AssumptionError
-            The functional jumps within the sample, or runs with equal values at the edge of the tail have different
-            gradients.
-        UncertaintyError
-            Too many gradients are missing.
-        OptionError
-            No gradients were requested, or an argument is invalid.
-
-        Notes
-        -----
-        Jumps are looked for between runs with different sequences of events that are neighbours, for at most six
-        sequences: of all runs, or of those in the tail. `changes` returns what was found. A jump elsewhere is not seen.
-        """
-        weights, used = self._weights(of, level, tail)
-        gradients = self.gradients
-        assert gradients is not None
-        self._check_jumps(of, level, tail, strict)
-        parts = []
-        for r in range(int(self.replicate.max()) + 1):
-            own = used & (self.replicate == r)
-            parts.append(self._weighed(of, level, tail, own) if own.sum() > 1 else np.full(len(self.wrt), np.nan))
-        error = np.std(parts, axis=0, ddof=1) / np.sqrt(len(parts))
-        return Estimate(weights @ gradients[used], error)
-
-    def changes(
-        self, of: Statistic = "mean", *, level: float | None = None, tail: Tail = "upper"
-    ) -> tuple[Change, ...]:
-        """Changes of the sequence of events between neighbours in the sample, as `gradient` looks for them.
-
-        Positions are along the line through two runs, which are at 1 and 2. Takes further runs on first access.
-        """
-        weights, used = self._weights(of, level, tail)
-        key = (of == "cvar", level, tail) if of == "cvar" else False
-        if key not in self._changes:
-            selected = used.copy()
-            selected[used] = weights != 0 if of == "cvar" else True
-            self._changes[key] = changes_in(
-                self.inputs.system, self._t_span, self.functional, self._runs, self._u, selected, self._call
-            )
-        return self._changes[key]
-
-    @property
-    def _runs(self) -> Runs:
-        return Runs(
-            self.parameters, self.values, self.gradients, self.errors, self.refusals, self.digest, self.wrt
-        )  # fmt: skip
-
-    def _estimate(self, of: Any) -> Estimate:
-        refuse_failures("run", self.errors, self._max_failed)
-        return by_replicates(self.values, self.replicate, of)
-
-    def _weights(self, of: object, level: float | None, tail: object) -> tuple[Array, NDArray[np.bool_]]:
-        """Derivatives of a statistic by the values of the runs that have gradients, and which runs these are."""
-        if of in ("quantile", "probability"):
-            raise UnsupportedError(
-                f"The gradient of a {of} of a sample does not converge to that of the distribution.",
-                remedy="Gradients of cvar converge; form gives the gradient of a probability to first order.",
-            )
-        if of not in STATISTICS:
-            raise OptionError(f"Unknown statistic {shown(of)}.", remedy=f"Legal are {', '.join(STATISTICS)}.")
-        if self.gradients is None:
-            raise OptionError("No gradients were requested.", remedy="Pass gradient=True to monte_carlo.")
-        if of != "cvar" and level is not None:
-            raise OptionError(f"level is for cvar, not for {of}.")
-        refuse_failures("gradient", self.refusals, self._max_failed)
-        used = self._runs.has_gradient
-        return self._derivatives(of, level, tail, used), used
-
-    def _derivatives(self, of: object, level: float | None, tail: object, used: NDArray[np.bool_]) -> Array:
-        values, gradients = self.values[used], self.gradients
-        assert gradients is not None
-        if of == "cvar":
-            own, which = check_level("level", level, is_open=False), check_tail(tail)
-            weights, split = of_values.tail_weights(values, own, which)
-            tied = gradients[used][split]
-            if tied.size and np.ptp(tied, axis=0).max() > EQUAL * np.abs(tied).max():
-                raise AssumptionError(
-                    f"{counted(len(tied), 'run')} with the same value at the edge of the tail have different "
-                    "gradients: the gradient of the CVaR does not exist.",
-                    remedy="Another level moves the edge.",
-                )
-            return weights
-        by_name = {
-            "mean": of_values.mean_weights, "variance": of_values.variance_weights, "std": of_values.std_weights
-        }  # fmt: skip
-        if of == "std" and values.std() == 0:
-            raise AssumptionError("All values are equal: the standard deviation has no gradient.")
-        return by_name[str(of)](values)
-
-    def _weighed(self, of: object, level: float | None, tail: object, own: NDArray[np.bool_]) -> Array:
-        assert self.gradients is not None
-        try:
-            return np.asarray(self._derivatives(of, level, tail, own) @ self.gradients[own])
-        except AssumptionError:  # of this replicate alone
-            return np.full(len(self.wrt), np.nan)
-
-    def _check_jumps(self, of: Statistic, level: float | None, tail: Tail, strict: bool) -> None:
-        edge = sign = None
-        if of == "cvar":
-            assert level is not None
-            sign = 1 if tail == "upper" else -1
-            edge = of_values.quantile(sign * self.values[self._runs.has_gradient], level) if level > 0 else -np.inf
-        for change in self.changes(of, level=level, tail=tail):
-            values = change.values[:, 0]
-            is_in_tail = edge is None or (np.asarray(sign) * values).max() > edge
-            if change.kind in ("jump", "unresolved") and is_in_tail:
-                what = "jumps" if change.kind == "jump" else "may jump"
-                text = (
-                    f"'{self.functional}' {what} from {values[0]:.6g} to {values[1]:.6g} where the sequence of events "
-                    f"changes within the sample ({change.sequences[0].difference(change.sequences[1])}). The gradient "
-                    f"of the {of} lacks the contribution of the jump."
-                )
-                if strict and change.kind == "jump":
-                    raise AssumptionError(
-                        text, remedy="strict=False returns the gradient of the sample, which is not that of the "
-                        "distribution; a functional without jumps has none of this."
-                    )  # fmt: skip
-                warnings.warn(text, DerivativeWarning, stacklevel=3)
-                return
-
-    def to_dataframe(self) -> Any:
-        """Return the sample as a pandas DataFrame: parameters, value, replicate, error, one row per run.
-
-        Raises
-        ------
-        ImportError
-            pandas (extra ``[data]``) is not installed.
-        """
-        labels = self.inputs.system.parameters.labels()
-        columns: dict[str, Any] = {name: self.parameters[:, i] for i, name in enumerate(labels)}
-        columns |= {
-            self.functional: self.values, "replicate": self.replicate,
-            "error": [None if error is None else error.message for error in self.errors],
-        }  # fmt: skip
-        return optional("pandas", "to_dataframe()").DataFrame(columns)
-
-    def plot(self, level: float | None = None, tail: Tail = "upper", axes: Any = None) -> Any:
-        """Draw a histogram, with the mean and the quantile and CVaR of a level, if given.
-
-        Returns
-        -------
-        matplotlib.figure.Figure
-            The figure.
-        """
-        from dae_hybrid.uncertainty.pictures import plot_sample
-
-        return plot_sample(self, level, tail, axes)
-
-    def __len__(self) -> int:
-        return self.values.size
-
-    def __repr__(self) -> str:
-        failed = int((~self.ok).sum())
-        return f"<MonteCarlo of '{self.functional}': {counted(len(self), 'run')}, {failed} failed>"
-
-    def _rows(self) -> list[list[str]]:
-        own = {
-            "mean": self.mean, "standard deviation": self.std, "skewness": self.skewness,
-            "quantile 5 %": self.quantile(0.05), "quantile 95 %": self.quantile(0.95),
-        }  # fmt: skip
-        rows = [[name, f"{found.value:.6g}", f"{found.standard_error:.2g}"] for name, found in own.items()]
-        return [["statistic", "estimate", "standard error"], *rows]
-
-    def __str__(self) -> str:
-        if self.failed_share > self._max_failed:
-            return repr(self)
-        return "\n".join([repr(self), *align(self._rows())])
-
-    def _repr_html_(self) -> str:
-        return html(repr(self), [["statistics refused"]] if self.failed_share > self._max_failed else self._rows())
+from dae_hybrid.uncertainty.sample import MonteCarlo
 
 
 def monte_carlo(
@@ -369,6 +43,10 @@ def monte_carlo(
     replicates: int = 8,
     seed: int | None = 0,
     max_failed: float = MAX_FAILED,
+    executor: ExecutorLike | None = None,
+    workers: int | None = None,
+    store: str | os.PathLike[str] | None = None,
+    progress: bool | Callable[[EnsembleProgress], object] = False,
     adapter: str = "sundials",
     **options: Unpack[RunOptions],
 ) -> MonteCarlo:
@@ -399,6 +77,8 @@ def monte_carlo(
         Seed of the sample; None draws an unpredictable one.
     max_failed : float
         Largest share of failed runs that statistics may omit.
+    executor, workers, store, progress
+        As in `ensemble`; results of the runs are in folders of `store`, from which the same call continues.
 
     Returns
     -------
@@ -445,7 +125,8 @@ def monte_carlo(
     )  # fmt: skip
     u = replicate_points(own, count, parts, sampler, seed)
     call: dict[str, Any] = {"adapter": adapter, **options}
-    runs = evaluate(system, t_span, own.table(u, parameters), name, analysis, wrt, call)
+    how = Execution(executor, workers, store, progress)
+    runs = evaluate(system, t_span, own.table(u, parameters), name, analysis, wrt, call, how)
     found = MonteCarlo(
         inputs=own, functional=name, parameters=runs.parameters, values=runs.values, gradients=runs.gradients,
         wrt=runs.wrt, errors=runs.errors, refusals=runs.refusals, digest=runs.digest,

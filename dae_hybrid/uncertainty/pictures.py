@@ -10,7 +10,7 @@ from dae_hybrid.report.plotting import new_figure
 from dae_hybrid.uncertainty.statistics import Tail
 
 if TYPE_CHECKING:
-    from dae_hybrid.uncertainty.monte_carlo import MonteCarlo
+    from dae_hybrid.uncertainty.sample import MonteCarlo
     from dae_hybrid.uncertainty.sobol import SobolIndices
 
 SIZE = (6.4, 3.2)  # inches

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dae_hybrid.ensembles.ensemble import ensemble
+from dae_hybrid.ensembles.result import Ensemble
+from dae_hybrid.ensembles.scheduling import EnsembleProgress
+from dae_hybrid.ensembles.workers import ExecutorLike
 from dae_hybrid.errors import DaeHybridError, OptionError, UnsupportedError
-from dae_hybrid.interface.batch import ADJOINT_PARAMETER_RATIO, Batch, batch
+from dae_hybrid.interface.batch import ADJOINT_PARAMETER_RATIO
 from dae_hybrid.interface.prepared_case import Analysis
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
@@ -63,30 +69,68 @@ class Runs:
         return np.array([error is None for error in self.refusals], dtype=bool)
 
 
+@dataclass(frozen=True, eq=False)
+class Execution:
+    """How runs are carried out: the options of `ensemble`."""
+
+    executor: ExecutorLike | None = None
+    workers: int | None = None
+    store: str | os.PathLike[str] | None = None
+    progress: bool | Callable[[EnsembleProgress], object] = False
+
+    def named(self, part: str) -> dict[str, Any]:
+        """The options for one ensemble of an analysis, with a folder of the store of its own."""
+        store = None if self.store is None else Path(self.store) / part
+        return {"executor": self.executor, "workers": self.workers, "store": store, "progress": self.progress}
+
+
 def many(
     system: HybridSystem, t_span: Sequence[float], rows: Array, functional: str, gradient: Analysis | None,
-    wrt: str | Sequence[str] | None, call: Mapping[str, Any],
-) -> Batch:  # fmt: skip
-    """Make the runs of a sample."""
-    return batch(system, t_span, parameters=rows, functional=functional, gradient=gradient, wrt=wrt, **call)
+    wrt: str | Sequence[str] | None, call: Mapping[str, Any], execution: Execution | None = None, part: str = "runs",
+) -> Ensemble:  # fmt: skip
+    """Make the runs of a sample.
+
+    Raises
+    ------
+    UncertaintyError
+        The runs were ended by `progress`.
+    """
+    how = {} if execution is None else execution.named(part)
+    found = ensemble(system, t_span, parameters=rows, functional=functional, gradient=gradient, wrt=wrt, **how, **call)
+    if not found.complete:
+        error = UncertaintyError(
+            f"The runs were ended with {int(found.done.sum())} of {len(found)} carried out.",
+            remedy="With store=, the same call continues.",
+        )
+        error.ensemble = found  # type: ignore[attr-defined]
+        raise error
+    return found
 
 
 def evaluate(
     system: HybridSystem, t_span: Sequence[float], rows: Array, functional: str, gradient: Analysis | None,
-    wrt: str | Sequence[str] | None, call: Mapping[str, Any],
+    wrt: str | Sequence[str] | None, call: Mapping[str, Any], execution: Execution | None = None,
 ) -> Runs:  # fmt: skip
     """Run all rows; those whose gradient is refused are repeated for their values."""
-    found = many(system, t_span, rows, functional, gradient, wrt, call)
-    values, errors = found.values[:, 0].copy(), list(found.errors)
+    found = many(system, t_span, rows, functional, gradient, wrt, call, execution)
+    values, errors, digest = found.values[:, 0].copy(), _errors(found), np.where(found.ok, found.digest, 0)
     if gradient is None:
-        return Runs(rows, values, None, tuple(errors), tuple(errors), found.digest, ())
-    missing = np.flatnonzero(~found.ok)
+        return Runs(rows, values, None, tuple(errors), tuple(errors), digest, ())
+    refusals, missing = tuple(errors), np.flatnonzero(~found.ok)
     if missing.size:
-        again = many(system, t_span, rows[missing], functional, None, None, call)
+        again = many(system, t_span, rows[missing], functional, None, None, call, execution, "values")
         values[missing] = again.values[:, 0]
-        for i, error in zip(missing.tolist(), again.errors, strict=True):
+        for i, error in zip(missing.tolist(), _errors(again), strict=True):
             errors[i] = error
-    return Runs(rows, values, found.gradients[:, 0], tuple(errors), found.errors, found.digest, found.wrt)
+    return Runs(rows, values, found.gradients[:, 0], tuple(errors), refusals, digest, tuple(found.wrt))
+
+
+def _errors(found: Ensemble) -> list[DaeHybridError | None]:
+    """The error of each run, or None."""
+    errors: list[DaeHybridError | None] = [None] * len(found)
+    for failure in found.failures:
+        errors[failure.run] = failure.error
+    return errors
 
 
 def scalar_functional(system: HybridSystem, functional: str | None) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
 import numpy as np
 from scipy.special import ndtri
 
+from dae_hybrid.ensembles.scheduling import EnsembleProgress
+from dae_hybrid.ensembles.workers import ExecutorLike
 from dae_hybrid.errors import AssumptionError, DaeHybridError, OptionError, UnsupportedError
 from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.interface.runs import Parameters
@@ -28,6 +31,7 @@ from dae_hybrid.uncertainty.inputs import (
 )
 from dae_hybrid.uncertainty.runs import (
     MAX_FAILED,
+    Execution,
     checked_share,
     evaluate,
     refuse_failures,
@@ -121,6 +125,10 @@ def sobol_indices(
     parameters: Parameters = None,
     seed: int | None = 0,
     max_failed: float = MAX_FAILED,
+    executor: ExecutorLike | None = None,
+    workers: int | None = None,
+    store: str | os.PathLike[str] | None = None,
+    progress: bool | Callable[[EnsembleProgress], object] = False,
     adapter: str = "sundials",
     **options: Unpack[RunOptions],
 ) -> SobolIndices:
@@ -142,6 +150,8 @@ def sobol_indices(
         Confidence level, and number of bootstrap samples of its intervals.
     parameters, seed, max_failed
         As in `monte_carlo`; `max_failed` limits the share of omitted groups of runs.
+    executor, workers, store, progress
+        As in `ensemble`; results of the runs are in folders of `store`, from which the same call continues.
 
     Returns
     -------
@@ -199,7 +209,8 @@ def sobol_indices(
     pairs = bool(second_order)
     points = sampled.sample(problem, count, calc_second_order=pairs, seed=number)
     rows = own.table(ndtri(np.clip(points, LEAST, LARGEST)), parameters)
-    runs = evaluate(system, t_span, rows, name, None, None, {"adapter": adapter, **options})
+    how = Execution(executor, workers, store, progress)
+    runs = evaluate(system, t_span, rows, name, None, None, {"adapter": adapter, **options}, how)
     values, omitted = _complete_groups(runs.values.reshape(count, -1))
     warn_of_failures("run", runs.errors, 2)
     first_errors = [_first(runs.errors, i, omitted.size) for i in range(omitted.size)]

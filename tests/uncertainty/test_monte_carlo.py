@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import casadi as ca
@@ -14,6 +15,7 @@ from random_parameters import SPAN, TIGHT, ball, closed_form, fragile
 from scipy import stats
 
 import dae_hybrid as dh
+from dae_hybrid.ensembles.scheduling import Campaign
 from dae_hybrid.report.plotting import new_figure
 from dae_hybrid.uncertainty.statistics import cvar, tail_weights
 
@@ -228,6 +230,25 @@ def test_table_picture_pickle_and_words() -> None:
     assert "+-" in repr(found.mean)
     assert float(found.mean) == found.mean.value
     assert np.asarray(found.gradient("mean")).shape == (3,)
+
+
+def test_a_store_keeps_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ended sample continues, with the same numbers."""
+    monkeypatch.setattr(Campaign, "chunk_length", lambda self: 32)
+
+    def stop(progress: Any) -> None:
+        raise StopIteration
+
+    whole = normal_sample(256, gradient=True)
+    with pytest.raises(dh.UncertaintyError, match="same call continues") as caught:
+        normal_sample(256, gradient=True, store=tmp_path / "one", progress=stop, workers=1)
+    assert not caught.value.ensemble.complete  # type: ignore[attr-defined]
+    for _ in range(2):
+        found = normal_sample(256, gradient=True, store=tmp_path / "one")
+        np.testing.assert_array_equal(found.values, whole.values)
+        np.testing.assert_array_equal(found.gradients, whole.gradients)
+    with pytest.raises(dh.StoreError):
+        normal_sample(256, gradient=True, store=tmp_path / "one", seed=1)
 
 
 @pytest.mark.parametrize(("options", "error", "message"), [
