@@ -88,7 +88,7 @@ def with_error(estimate: dh.Estimate, form: str) -> str:
 
 
 def errors() -> tuple[list[list[str]], dict[str, list[float]]]:
-    """Standard errors of the mean by sampler and size, in units of the standard deviation; and the errors themselves."""
+    """Standard errors of the mean by sampler and size, in standard deviations; and the errors themselves."""
     inputs = material(0.5)
     reference = dh.monte_carlo(inputs.system, SPAN, inputs, REFERENCE, functional="G", seed=99, **RUN)
     mean, std = reference.mean.value, reference.std.value

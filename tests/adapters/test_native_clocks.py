@@ -359,3 +359,28 @@ def test_a_measurement_waits_for_an_event_that_is_a_rounding_later(later: float,
     m.functional("G", at_times={0.7: x, 1.5: x})
     sol = dh.simulate(m.build(), (0, 2.0), native_events=native)
     assert sol.functionals["G"] == pytest.approx(0.7 + 2.5 + (later < 1e-14))
+
+
+@pytest.mark.parametrize("gradient", ["forward", "adjoint"])
+def test_the_order_of_due_times_differs_between_the_runs_of_a_batch(gradient: Any) -> None:
+    """A dose comes before or after a measurement and another dose, depending on its lag."""
+    m = dh.HybridModel("order")
+    lag, size, x = m.parameter("lag", 0.6), m.parameter("size", 2.0), m.differential("x")
+    run = m.mode("run", ode={x: -x})
+    m.transition(run, run, at=lag, reset={x: x + size})
+    m.transition(run, run, at=0.45, reset={x: 3 * x})
+    m.initial(run, {x: 1.0})
+    m.functional("G", at_times=[(t, x) for t in (0.4, 0.5, 0.8)])
+    lags = np.random.default_rng(0).permutation(np.linspace(0.31, 0.72, 40))
+    found = dh.batch(m.build(), (0, 1), parameters={"lag": lags}, gradient=gradient, workers=1, **TIGHT)
+    assert found.statistics["native"] == 40
+
+    def exact(lag: complex, size: complex) -> complex:
+        start = [np.exp(-t) * (3 if t > 0.45 else 1) for t in (0.4, 0.5, 0.8)]
+        times = [t for t in (0.4, 0.5, 0.8) if t > lag.real]
+        dose = [size * np.exp(lag - t) * (3 if lag.real < 0.45 < t else 1) for t in times]
+        return sum(start) + sum(dose)
+
+    np.testing.assert_allclose(found.functionals["G"], [exact(p, 2.0).real for p in lags], rtol=1e-7)
+    by_p = [[exact(p + 1e-30j, 2.0).imag, exact(p, 2.0 + 1e-30j).imag] for p in lags]
+    np.testing.assert_allclose(found.gradient["G"], np.array(by_p) / 1e-30, rtol=1e-6)

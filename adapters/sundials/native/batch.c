@@ -167,8 +167,11 @@ static int set_alarms(const batch *b) {
   const integer row = b->is_shared ? 0 : b->next - b->first;
   if (!b->listed) return 1;
   for (integer i = 0; i < b->run->n_modes; i++) {
+    const integer begin = row * b->listed[i].n;
     m->schedule[i] = b->listed[i];
-    m->schedule[i].times += row * b->listed[i].n;
+    m->schedule[i].times += begin;
+    m->schedule[i].links += begin; /* the order differs between runs */
+    m->schedule[i].counts += begin;
   }
   m->t_stop = m->t1;
   return b->listed_until[row] > m->t1;
