@@ -231,26 +231,28 @@ def memory(count: int) -> tuple[Rows, dict[str, np.ndarray]]:
 # -- growth -------------------------------------------------------------------------------------------------------
 
 
-def per_chunk(
-    count: int = 20_000, lengths: tuple[int, int] = (10, 100), repeats: int = 3
-) -> dict[str, dict[str, float]]:
-    """Costs of a chunk and of a run, from ensembles of the same runs in chunks of two lengths."""
-    found: dict[str, dict[str, float]] = {}
+def costs_of(count: int = 20_000, repeats: int = 3) -> dict[str, dict[str, dict[str, float]]]:
+    """Costs of an ensemble, of a chunk and of a run, from three ensembles with other numbers of runs and chunks."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    sizes = ((count, 10), (count, 100), (count // 10, 10))
+    equations = np.array([[1.0, runs / length, runs] for runs, length in sizes])
     with Cluster(2) as cluster, Relay(cluster.address) as relay:
         for name, executor in (("processes", "processes"), ("Dask", relay.address)):
             for is_stored in (False, True):
-                got = [
-                    {key: median(own[key] for own in several) for key in several[0]}
-                    for several in (
-                        [_counted(cluster, relay, executor, is_stored, count, length) for _ in range(repeats)]
-                        for length in lengths
+                one = partial(_counted, cluster, relay, executor, is_stored)
+                one(*sizes[2])  # workers of a cluster keep the model
+                got = [[one(*size) for _ in range(repeats)] for size in sizes]
+                found[f"{name}, {'a store' if is_stored else 'memory'}"] = {
+                    key: dict(
+                        zip(("ensemble", "chunk", "run"), np.linalg.solve(equations, _medians(got, key)), strict=True)
                     )
-                ]
-                more = count / lengths[0] - count / lengths[1]
-                each = {key: (got[0][key] - got[1][key]) / more for key in got[0]}
-                runs = {f"{key} a run": (got[1][key] - each[key] * count / lengths[1]) / count for key in got[1]}
-                found[f"{name}, {'a store' if is_stored else 'memory'}"] = each | runs
+                    for key in got[0][0]
+                }
     return found
+
+
+def _medians(got: list[list[dict[str, float]]], key: str) -> list[float]:
+    return [median(own[key] for own in several) for several in got]
 
 
 def _counted(
@@ -271,23 +273,21 @@ def _counted(
     return used | {
         "client": got["client"],
         "files": float(len(files)),
-        "bytes": float(sum(file.st_size for file in arrays)),
         "blocks": float(sum(512 * file.st_blocks for file in arrays)),
         "table": float(sum(file.st_size for file in tables)),
     }
 
 
-def chunk_costs(found: dict[str, dict[str, float]]) -> Rows:
+def chunk_costs(found: dict[str, dict[str, dict[str, float]]]) -> Rows:
     """The measured costs of a chunk."""
     rows = [["runs on, results in", "client, ms", "scheduler, ms", "messages", "bytes", "files", "SQLite, bytes"]]
-    for name, own in found.items():
+    for name, costs in found.items():
+        own = {key: cost["chunk"] for key, cost in costs.items()}
         is_dask, is_stored = name.startswith("Dask"), name.endswith("store")
-        up, down = (f"{own[f'messages {side}']:.1f}" for side in ("up", "down"))
+        both = [f"{own[f'{key} up']:.{n}f} + {own[f'{key} down']:.{n}f}" for key, n in (("messages", 1), ("bytes", 0))]
         rows.append([
-            name, f"{1e3 * own['client']:.2f}", f"{1e3 * own['scheduler']:.2f}" if is_dask else "",
-            f"{up} + {down}" if is_dask else "",
-            f"{own['bytes up']:.0f} + {own['bytes down']:.0f}" if is_dask else "",
-            f"{own['files']:.1f}" if is_stored else "", f"{own['table']:.0f}" if is_stored else "",
+            name, f"{1e3 * own['client']:.2f}", *([f"{1e3 * own['scheduler']:.2f}", *both] if is_dask else [""] * 3),
+            *([f"{own['files']:.1f}", f"{own['table']:.0f}"] if is_stored else [""] * 2),
         ])  # fmt: skip
     return rows
 
@@ -308,26 +308,26 @@ class Fleet:
         """Nothing can be lost."""
 
 
-def growth(found: dict[str, dict[str, float]], count: int = 1_000_000, width: int = 1000) -> Rows:
+def growth(found: dict[str, dict[str, dict[str, float]]], count: int = 1_000_000, width: int = 1000) -> Rows:
     """A million sets on a thousand workers, by the measured costs of a chunk and of a run on Dask with a store."""
     rows = [["time of a run", "chunk, runs", "chunks", "work, s", "client, s", "scheduler, s", "through it, MB",
-             "files", "store, MB"]]  # fmt: skip
+             "files", "on disk, MB"]]  # fmt: skip
     own = found["Dask, a store"]
     layout = dh.ensemble(ball(), SPAN, parameters=table(2), gradient="adjoint").layout
     given = np.zeros((count, len(layout.given)))
 
     def total(name: str, chunks: float) -> float:
-        return own[name] * chunks + own[f"{name} a run"] * count
+        return own[name]["ensemble"] + own[name]["chunk"] * chunks + own[name]["run"] * count
 
     for seconds, text in ((1e-4, "0.1 ms"), (1e-3, "1 ms"), (1e-2, "10 ms"), (1e-1, "0.1 s"), (1.0, "1 s")):
         fleet: Any = Fleet(width, seconds)
         length = Campaign(fleet, None, layout, given, dh.Cancellation()).chunk_length()  # type: ignore[arg-type]
         chunks = -(-count // length)
         through = total("bytes up", chunks) + total("bytes down", chunks)
-        store = total("bytes", chunks) + total("table", chunks)
+        store = total("blocks", chunks) + total("table", chunks)
         rows.append([
             text, str(length), str(chunks), f"{count * seconds / width:.1f}", f"{total('client', chunks):.0f}",
-            f"{total('scheduler', chunks):.0f}", f"{through / 1e6:.0f}", f"{own['files'] * chunks:.0f}",
+            f"{total('scheduler', chunks):.0f}", f"{through / 1e6:.0f}", f"{total('files', chunks):.0f}",
             f"{store / 1e6:.0f}",
         ])  # fmt: skip
     return rows
@@ -420,7 +420,7 @@ def main() -> None:
             if given.pictures:
                 last.callback(partial(draw_costs, curves, given.count))
         if "growth" in given.only:
-            found = per_chunk(repeats=given.repeats)
+            found = costs_of(repeats=given.repeats)
             show("chunks", chunk_costs(found))
             show("growth", growth(found))
         if "fan" in given.only and given.pictures:
