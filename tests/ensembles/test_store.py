@@ -278,3 +278,23 @@ def test_halves_of_a_block_are_not_for_two_clients(tmp_path: Path) -> None:
     db.close()
     one.close()
     other.close()
+
+
+def test_a_run_has_a_status_only_if_all_its_results_are_written(
+    system: dh.HybridSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zarr = pytest.importorskip("zarr")
+    write = zarr.Array.__setitem__
+
+    def ends(self: Any, rows: Any, values: Any) -> None:
+        if self.basename == "gradients":
+            raise OSError("killed")
+        write(self, rows, values)
+
+    monkeypatch.setattr(zarr.Array, "__setitem__", ends)
+    with pytest.raises(dh.StoreError, match="killed"):
+        dh.ensemble(system, (0, 1), store=tmp_path / "store", **client.CALL | {"gradient": "forward"})
+    opened = dh.Ensemble.open(tmp_path / "store")
+    assert np.isfinite(opened.values).any()
+    assert not opened.done.any()
+    assert not opened.ok.any()
