@@ -69,13 +69,15 @@ class WorkerProcess:
 
     def _start(self) -> None:
         self.kill()
-        process = Popen(COMMAND, stdin=PIPE, stdout=PIPE, env={**os.environ, "PYTHONPATH": _python_path()})
+        process = self._process = Popen(
+            COMMAND, stdin=PIPE, stdout=PIPE, env={**os.environ, "PYTHONPATH": _python_path()}
+        )
         try:
             pickle.load(cast(BinaryIO, process.stdout))
         except (EOFError, pickle.UnpicklingError):
             reason = _reason(process.wait())
+            self.kill()
             raise EnsembleError(f"A worker process could not be started: it ended with {reason}.") from None
-        self._process = process
 
     def _send(self, process: Popen[bytes], message: Any) -> None:
         content = pickle.dumps(message)
