@@ -125,20 +125,33 @@ def _least(
 
 
 def kills(count: int, repeats: int) -> Rows:
-    """What a SIGKILL of a worker and of the client costs, medians; an ensemble with a store on two workers."""
+    """What a SIGKILL of a worker and of the client costs; an ensemble with a store on two workers."""
     rows = [["runs on", "killed at half", "seconds", "beyond", "workers lost", "done before", "found done"]]
     with Cluster(2) as cluster:
         ways = {"threads": ("threads", None), "processes": ("processes", 0), "Dask": (cluster.address, cluster.pid)}
         for name, (executor, pid) in ways.items():
             own = {"count": count, "executor": executor, **GRADIENT} | ({"workers": 2} if name != "Dask" else {})
             _stored(own | {"count": count // 10})  # workers of a cluster keep the model
-            whole = _median([_stored(own) for _ in range(repeats)])
-            rows.append([name, "nothing", f"{whole['seconds']:.1f}", "", "0", "", ""])
-            if pid is not None:
-                got = [_stored(own | {"kill": pid if isinstance(pid, int) else pid()}) for _ in range(repeats)]
-                rows.append(_killed_row(name, "a worker", _median(got), whole))
-            rows.append(_killed_row(name, "the client", _median([_twice(own) for _ in range(repeats)]), whole))
+            rounds = [_killed_round(own, pid) for _ in range(repeats)]
+            rows += [_killed_row(name, what, rounds) for what in rounds[0]]
     return rows
+
+
+def _killed_round(task: dict[str, Any], pid: int | Callable[[], int] | None) -> dict[str, dict[str, Any]]:
+    """Costs of an undisturbed ensemble and of those in which something is killed, one after the other."""
+    found = {"nothing": _stored(task)}
+    if pid is not None:
+        found["a worker"] = _stored(task | {"kill": pid if isinstance(pid, int) else pid()})
+    return found | {"the client": _twice(task)}
+
+
+def _killed_row(name: str, what: str, rounds: list[dict[str, dict[str, Any]]]) -> list[str]:
+    """Medians; `beyond` is that of the differences within a round."""
+    beyond = median(own[what]["seconds"] - own["nothing"]["seconds"] for own in rounds)
+    got = sorted((own[what] for own in rounds), key=lambda own: own["seconds"])[len(rounds) // 2]
+    before, found = (str(got["before"]), str(got["first"])) if "before" in got else ("", "")
+    more = f"{beyond:+.1f}" if what != "nothing" else ""
+    return [name, what, f"{got['seconds']:.1f}", more, str(got["lost"]), before, found]
 
 
 def _stored(task: dict[str, Any]) -> dict[str, Any]:
@@ -151,16 +164,6 @@ def _twice(task: dict[str, Any]) -> dict[str, Any]:
         first = killed(store=str(path / "s"), **task)
         again = client(store=str(path / "s"), **task)
     return again | {"seconds": first["seconds"] + again["seconds"], "before": first["done"]}
-
-
-def _median(found: list[dict[str, Any]]) -> dict[str, Any]:
-    return sorted(found, key=lambda own: own["seconds"])[len(found) // 2]
-
-
-def _killed_row(name: str, what: str, got: dict[str, Any], whole: dict[str, Any]) -> list[str]:
-    beyond = f"{got['seconds'] - whole['seconds']:+.1f}"
-    before, found = (str(got["before"]), str(got["first"])) if "before" in got else ("", "")
-    return [name, what, f"{got['seconds']:.1f}", beyond, str(got["lost"]), before, found]
 
 
 # -- restarts -----------------------------------------------------------------------------------------------------
@@ -350,9 +353,12 @@ def draw_fan(count: int = 20_000) -> None:
     fan.plot(t, heights[0], color="0.35", linewidth=0.8, label="one run")
     fan.set(xlabel="time / s", ylabel="height / m", xlim=SPAN, ylim=(0, None))
     fan.legend(frameon=False, ncols=2, loc="upper right")
-    for bounces in np.unique(found.n_events[found.ok]):
-        own = heights[found.n_events[found.ok] == bounces, -1]
-        side.hist(own, np.linspace(0, heights[:, -1].max(), 61), alpha=0.6, label=f"{bounces} bounces")
+    bounces = found.n_events[found.ok]
+    kinds = np.unique(bounces).tolist()
+    side.hist(
+        [heights[bounces == n, -1] for n in kinds], np.linspace(0, heights[:, -1].max(), 61), stacked=True,
+        label=[f"{n} bounces" for n in kinds],
+    )  # fmt: skip
     side.set(xlabel=f"height at {SPAN[1]:g} s / m", ylabel="runs")
     side.legend(frameon=False)
     save(figure, PICTURES / "balls.png", dpi=110)
@@ -364,8 +370,9 @@ def draw_costs(curves: dict[str, np.ndarray], count: int) -> None:
     left, right = figure.axes
     for name, samples in curves.items():
         left.plot(samples[:, 1] / 1000, samples[:, 2], ".-", markersize=3, label=f"results in {name}")
-    left.set(xlabel="thousands of runs done", ylabel="resident memory of the client / MB", ylim=(0, None))
-    left.legend(frameon=False)
+    left.set(xlabel="thousands of runs done", ylabel="resident memory of the client / MB")
+    left.set_ylim(0, 1.2 * max(samples[:, 2].max() for samples in curves.values()))
+    left.legend(frameon=False, loc="lower right")
     lengths = [1, 3, 10, 30, 100, 300, 1000]
     for colour, executor in (("C0", "threads"), ("C1", "processes")):
         for is_stored, line in ((False, "--o"), (True, "-o")):
