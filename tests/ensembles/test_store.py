@@ -223,13 +223,20 @@ def test_a_full_disk_loses_nothing(system: dh.HybridSystem, whole: Path, tmp_pat
 
 
 def test_a_limit_on_the_table_of_chunks_loses_nothing(system: dh.HybridSystem, whole: Path, tmp_path: Path) -> None:
-    """Files of the process may not grow beyond a size that SQLite's log reaches before the end."""
+    """After four chunks no file of the process may grow beyond a size that the log of SQLite has reached."""
     path = tmp_path / "store"
     code = (
         "import resource, sys, client, dae_hybrid as dh\n"
+        "from dae_hybrid.ensembles.results_store import ZarrArrays\n"
+        "write, written = ZarrArrays.write, []\n"
+        "def limited(self, first, rows):\n"
+        "    write(self, first, rows)\n"
+        "    written.append(first)\n"
+        "    if len(written) == 4:\n"
+        "        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "ZarrArrays.write = limited\n"
         "try:\n"
-        "    dh.ensemble(client.decay(), (0, 1), store=sys.argv[1], workers=1, **client.CALL,\n"
-        "        progress=lambda state: state.done > 9 and resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)))\n"
+        "    dh.ensemble(client.decay(), (0, 1), store=sys.argv[1], workers=1, **client.CALL)\n"
         "except dh.StoreError as error:\n"
         "    print(error)\n"
     )
