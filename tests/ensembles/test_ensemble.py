@@ -132,7 +132,7 @@ def test_progress_reports_and_may_end_it(stiff: dh.HybridSystem, tmp_path) -> No
         if state.done > 2:
             raise StopIteration
 
-    call = {"parameters": {"k": np.linspace(1, 2, 300)}, "chunk": 1, "max_step": 1e-4, "store": tmp_path / "store"}
+    call = {"parameters": {"k": np.linspace(1, 2, 300)}, "chunk": 1, "max_step": 2e-5, "store": tmp_path / "store"}
     found = dh.ensemble(stiff, (0, 1), workers=1, progress=tell, **call)
     assert not found.complete
     assert 2 < found.done.sum() < 300
@@ -276,7 +276,7 @@ def test_ctrl_c_ends_it(stiff: dh.HybridSystem, tmp_path) -> None:
         if state.done:
             raise KeyboardInterrupt
 
-    call = {"parameters": {"k": np.linspace(1, 2, 300)}, "max_step": 1e-4, "chunk": 1, "store": tmp_path / "store"}
+    call = {"parameters": {"k": np.linspace(1, 2, 300)}, "max_step": 2e-5, "chunk": 1, "store": tmp_path / "store"}
     with pytest.raises(KeyboardInterrupt):
         dh.ensemble(stiff, (0, 1), progress=tell, **call)
     so_far = dh.Ensemble.open(tmp_path / "store")
