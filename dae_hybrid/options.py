@@ -50,6 +50,19 @@ def _positive(name: str, value: object) -> float:
     return number
 
 
+def positive_integer(name: str, value: object) -> int:
+    """Check a positive integer.
+
+    Raises
+    ------
+    OptionError
+        It is none; a truth value is none either.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise OptionError(f"{name} must be a positive integer, got {shown(value)}.")
+    return int(value)
+
+
 def _tolerance(name: str, value: object) -> None:
     if _positive(name, value) < SMALLEST_ATOL:
         raise OptionError(f"{name} must be at least {SMALLEST_ATOL:g}, got {value!r}.")
@@ -191,10 +204,7 @@ class Options:
             _positive("adjoint_memory", self.adjoint_memory)
         counts = ("max_steps", "max_events", "max_transitions_per_instant")
         for name in (*counts, *(("max_order",) if self.max_order is not None else ())):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-                raise OptionError(f"{name} must be a positive integer, got {value!r}.")
-            object.__setattr__(self, name, min(int(value), UNLIMITED))
+            object.__setattr__(self, name, min(positive_integer(name, getattr(self, name)), UNLIMITED))
 
     @property
     def automatic(self) -> bool:

@@ -9,10 +9,25 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
 
+from dae_hybrid.errors import OptionError
+from dae_hybrid.numeric_input import shown
+
 DELAY = 1.0  # seconds: a faster run shows nothing
 PERIOD = 0.2
 #: False is silent, True writes to stderr, a function is called with every stage and its seconds
 type Report = bool | Callable[[str, float], object]
+
+
+def check_report(name: str, report: object) -> None:
+    """Check the option of a call that reports its progress.
+
+    Raises
+    ------
+    OptionError
+        It is no truth value and no function.
+    """
+    if not isinstance(report, bool) and not callable(report):
+        raise OptionError(f"{name} must be True, False or a function, got {shown(report)}.")
 
 
 class StageReport:

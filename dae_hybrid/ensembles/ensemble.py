@@ -29,7 +29,8 @@ from dae_hybrid.interface.parameter_sets import ParameterTable
 from dae_hybrid.interface.prepared_case import CheckedCall
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.progress import ProgressReport
+from dae_hybrid.options import positive_integer
+from dae_hybrid.progress import ProgressReport, check_report
 from dae_hybrid.system.system import HybridSystem
 
 #: version of the layout of a store
@@ -155,10 +156,9 @@ def ensemble(
 
 
 def _check_choices(chunk: object, progress: object, cancellation: object) -> None:
-    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int | np.integer) or chunk < 1):
-        raise OptionError(f"chunk must be a positive number of runs, got {shown(chunk)}.")
-    if not isinstance(progress, bool) and not callable(progress):
-        raise OptionError(f"progress must be True, False or a function, got {shown(progress)}.")
+    if chunk is not None:
+        positive_integer("chunk", chunk)
+    check_report("progress", progress)
     if cancellation is not None and not isinstance(cancellation, Cancellation):
         raise OptionError(f"cancellation must be a dae_hybrid.Cancellation, got {shown(cancellation)}.")
 

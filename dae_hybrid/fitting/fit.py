@@ -32,8 +32,8 @@ from dae_hybrid.fitting.search import (
 from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.optimization.scaling import Bound, Scale
-from dae_hybrid.options import Options
-from dae_hybrid.progress import ProgressReport
+from dae_hybrid.options import Options, positive_integer
+from dae_hybrid.progress import ProgressReport, check_report
 from dae_hybrid.system.system import HybridSystem, check_built
 
 #: number of free parameters of an experiment above which the default is the adjoint with L-BFGS-B
@@ -257,10 +257,9 @@ def _check_choices(
     if not isinstance(f_scale, int | float | np.number) or isinstance(f_scale, bool) or not 0 < f_scale < np.inf:
         raise OptionError(f"f_scale must be a positive number, got {shown(f_scale)}.")
     for name, value in (("starts", starts), ("workers", workers)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1):
-            raise OptionError(f"{name} must be a positive integer, got {shown(value)}.")
-    if not isinstance(progress, bool) and not callable(progress):
-        raise OptionError(f"progress must be True, False or a function, got {shown(progress)}.")
+        if value is not None:
+            positive_integer(name, value)
+    check_report("progress", progress)
 
 
 def _sigma_is_known(experiments: Sequence[Experiment]) -> bool:

@@ -19,6 +19,7 @@ from dae_hybrid.interface.parameter_sets import ParameterTable, as_columns, read
 from dae_hybrid.interface.prepared_case import Analysis, CheckedCall, Single, check_analysis, functional_names
 from dae_hybrid.interface.registry import for_call
 from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.options import positive_integer
 from dae_hybrid.port.native_batch import DONE, Outcomes, worded
 from dae_hybrid.simulation.starts import Starts
 from dae_hybrid.system.system import HybridSystem
@@ -100,7 +101,7 @@ def batch(
         system, t_span, parameters, x0, functional=functional, gradient=gradient, wrt=wrt, t_eval=t_eval,
         adapter=adapter, strict=strict, duality=duality, options=options,
     )  # fmt: skip
-    threads = _workers(workers)
+    threads = cores() if workers is None else positive_integer("workers", workers)
     return Batch.of(case, given, carry_out(case, given, threads), threads)
 
 
@@ -134,14 +135,6 @@ def _analysis(
         system.functionals[n].stop - system.functionals[n].start for n in functional_names(system, functional)
     )
     return "adjoint" if len(system.parameter_indices(wrt)) > ADJOINT_PARAMETER_RATIO * components else "forward"
-
-
-def _workers(given: int | None) -> int:
-    if given is None:
-        return cores()
-    if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < 1:
-        raise OptionError(f"workers must be a positive number of threads, got {given!r}.")
-    return int(given)
 
 
 class Batch:

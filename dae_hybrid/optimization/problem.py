@@ -27,7 +27,7 @@ from dae_hybrid.optimization.result import ChangeAtOptimum, OptimizationResult
 from dae_hybrid.optimization.scaling import Bound, Scale, bound_pair
 from dae_hybrid.optimization.variables import Variables
 from dae_hybrid.options import Options
-from dae_hybrid.progress import ProgressReport
+from dae_hybrid.progress import ProgressReport, check_report
 from dae_hybrid.system.system import HybridSystem
 
 
@@ -244,8 +244,7 @@ class OptimizationProblem:
         """
         self._check(method)
         start = self.x0 if x0 is None else self._variables.start(x0)
-        if not isinstance(progress, bool) and not callable(progress):
-            raise OptionError(f"progress must be True, False or a function of an Evaluation, got {progress!r}.")
+        check_report("progress", progress)
         target = self._latest = self._target()
         with ProgressReport(f"optimize {self.system.name}", progress, Evaluation.in_words) as tell:
             target.evaluator.on_evaluation = tell

@@ -15,11 +15,12 @@ from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.interface.runs import Parameters
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.options import positive_integer
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import align, counted, html
 from dae_hybrid.uncertainty.design_point import LimitPoint, LimitState, search
 from dae_hybrid.uncertainty.errors import UncertaintyError, UncertaintyWarning
-from dae_hybrid.uncertainty.inputs import Inputs, check_inputs, checked_seed, positive_count
+from dae_hybrid.uncertainty.inputs import Inputs, check_inputs, checked_seed, owners
 from dae_hybrid.uncertainty.monte_carlo import replicate_points
 from dae_hybrid.uncertainty.runs import MAX_FAILED, evaluate, many, refuse_failures, scalar_functional
 from dae_hybrid.uncertainty.statistics import Estimate, by_replicates, threshold
@@ -130,8 +131,8 @@ class Form:
         UncertaintyError
             Too many runs failed.
         """
-        state, count = self._limit_state, positive_count("n", n)
-        parts = positive_count("replicates", replicates)
+        state, count = self._limit_state, positive_integer("n", n)
+        parts = positive_integer("replicates", replicates)
         z = replicate_points(state.inputs, count, parts, "sobol", seed)
         rows = np.array([state.parameters(own) for own in z + self.u])
         runs = evaluate(state.inputs.system, state.t_span, rows, self.functional, None, None, self._call)
@@ -243,13 +244,13 @@ def form(
     """
     own, name = check_inputs(inputs, system), scalar_functional(system, functional)
     limit, sign = threshold(above, below)
-    count, most = positive_count("starts", starts), positive_count("max_iterations", max_iterations)
+    count, most = positive_integer("starts", starts), positive_integer("max_iterations", max_iterations)
     number = isinstance(tolerance, int | float | np.number) and not isinstance(tolerance, bool)
     if not number or not 0 < tolerance < 1:
         raise OptionError(f"tolerance must be a number between 0 and 1, got {shown(tolerance)}.")
     call: dict[str, Any] = {"adapter": adapter, **options}
     wanted, p = system.parameter_indices(wrt), own.design(parameters)
-    state = LimitState(system, t_span, own, name, limit, sign, _names(system, {*wanted, *own.indices}), p, call)
+    state = LimitState(system, t_span, own, name, limit, sign, owners(system, {*wanted, *own.indices}), p, call)
     found, errors = list[LimitPoint](), list[DaeHybridError]()
     for start in _starts(len(own), count, seed):
         try:
@@ -274,12 +275,6 @@ def form(
         unsuccessful=tuple(errors), beside=beside, n_runs=state.count + ON_RAY + 2 * len(own), _limit_state=state,
         _call=call,
     )  # fmt: skip
-
-
-def _names(system: HybridSystem, indices: set[int]) -> list[str]:
-    """Parameters that contain these entries, in order of declaration."""
-    layout = system.parameters
-    return [name for name in layout.names if indices & set(range(layout[name].start, layout[name].stop))]
 
 
 def _starts(k: int, count: int, seed: int | None) -> Array:
@@ -340,7 +335,7 @@ def _beside(
     frame = np.linalg.qr(np.column_stack([best.alpha, np.eye(best.u.size)]))[0].T[: best.u.size]
     probes = best.u + BESIDE * np.vstack([frame, -frame])
     rows = np.array([state.parameters(u) for u in probes])
-    names = _names(system, set(state.columns))
+    names = owners(system, state.columns)
     runs = many(system, state.t_span, rows, functional, state.analysis, names, call)
     return probes[runs.digest != best.digest]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from dae_hybrid.errors import AssumptionError, OptionError, ParameterError
 from dae_hybrid.interface.runs import Parameters
 from dae_hybrid.numeric_input import as_mapping, real_array, shown
 from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.options import positive_integer
 from dae_hybrid.system.system import HybridSystem, check_built
 from dae_hybrid.tables import counted
 from dae_hybrid.uncertainty.correlation import correlation_matrix
@@ -217,7 +218,7 @@ class Inputs:
 
     def normal_points(self, n: int, sampler: str, seed: int | None) -> Array:
         """Independent standard normal points of a sample, (n, k)."""
-        count, k = positive_count("n", n), len(self)
+        count, k = positive_integer("n", n), len(self)
         if sampler not in SAMPLERS:
             raise OptionError(f"Unknown sampler {shown(sampler)}.", remedy=f"Samplers: {', '.join(SAMPLERS)}.")
         rng = np.random.default_rng(checked_seed(seed))
@@ -273,11 +274,10 @@ def check_inputs(inputs: object, system: HybridSystem) -> Inputs:
     return inputs
 
 
-def positive_count(what: str, given: object) -> int:
-    """Check a positive integer."""
-    if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < 1:
-        raise OptionError(f"{what} must be a positive integer, got {shown(given)}.")
-    return int(given)
+def owners(system: HybridSystem, indices: Collection[int]) -> list[str]:
+    """Parameters that contain these entries, in order of declaration."""
+    layout = system.parameters
+    return [name for name in layout.names if not set(indices).isdisjoint(range(layout[name].start, layout[name].stop))]
 
 
 def check_power_of_two(what: str, count: int) -> None:

@@ -14,7 +14,7 @@ from dae_hybrid.interface.runs import Parameters
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import align, html
-from dae_hybrid.uncertainty.inputs import Inputs, check_inputs
+from dae_hybrid.uncertainty.inputs import Inputs, check_inputs, owners
 from dae_hybrid.uncertainty.runs import cheapest, scalar_functional
 
 
@@ -112,9 +112,8 @@ def linear_propagation(
     """
     own, name = check_inputs(inputs, system), scalar_functional(system, functional)
     covariance = own.covariance
-    layout, p = system.parameters, own.design(parameters)
+    p, wrt = own.design(parameters), owners(system, own.indices)
     p[list(own.indices)] = own.mean
-    wrt = [n for n in layout.names if set(range(layout[n].start, layout[n].stop)) & set(own.indices)]
     columns = list(system.parameter_indices(wrt))
     run = prepare(
         system, t_span, functional=name, derivatives=cheapest(len(columns)), wrt=wrt, adapter=adapter, **options

@@ -12,15 +12,14 @@ from dae_hybrid.ensembles.scheduling import EnsembleProgress
 from dae_hybrid.ensembles.workers import ExecutorLike
 from dae_hybrid.errors import OptionError
 from dae_hybrid.interface.api import RunOptions
-from dae_hybrid.interface.prepared_case import Analysis, check_analysis
 from dae_hybrid.interface.runs import Parameters
 from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.options import positive_integer
 from dae_hybrid.system.system import HybridSystem
-from dae_hybrid.uncertainty.inputs import Inputs, Sampler, check_inputs, checked_seed, positive_count
+from dae_hybrid.uncertainty.inputs import Inputs, Sampler, check_inputs, checked_seed
 from dae_hybrid.uncertainty.runs import (
     MAX_FAILED,
     Execution,
-    cheapest,
     checked_share,
     evaluate,
     scalar_functional,
@@ -117,16 +116,13 @@ def monte_carlo(
     array([-0.37])
     """
     own, name = check_inputs(inputs, system), scalar_functional(system, functional)
-    share, count, parts = checked_share(max_failed), positive_count("n", n), positive_count("replicates", replicates)
-    indices = system.parameter_indices(wrt)
-    analysis: Analysis | None = (
-        cheapest(len(indices)) if gradient is True
-        else check_analysis("gradient", gradient, "None, 'forward', 'adjoint' or True")
-    )  # fmt: skip
+    share = checked_share(max_failed)
+    system.parameter_indices(wrt)  # refuses unknown names, with and without gradients
+    count, parts = positive_integer("n", n), positive_integer("replicates", replicates)
     u = replicate_points(own, count, parts, sampler, seed)
     call: dict[str, Any] = {"adapter": adapter, **options}
     how = Execution(executor, workers, store, progress)
-    runs = evaluate(system, t_span, own.table(u, parameters), name, analysis, wrt, call, how)
+    runs = evaluate(system, t_span, own.table(u, parameters), name, gradient, wrt, call, how)
     found = MonteCarlo(
         inputs=own, functional=name, parameters=runs.parameters, values=runs.values, gradients=runs.gradients,
         wrt=runs.wrt, errors=runs.errors, refusals=runs.refusals, digest=runs.digest,

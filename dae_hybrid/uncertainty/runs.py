@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import counted
 from dae_hybrid.uncertainty.errors import UncertaintyError, UncertaintyWarning
 
+type GradientChoice = Analysis | Literal[True] | None
 #: largest share of failed runs that statistics may omit, by default
 MAX_FAILED = 0.05
 
@@ -85,7 +86,7 @@ class Execution:
 
 
 def many(
-    system: HybridSystem, t_span: Sequence[float], rows: Array, functional: str, gradient: Analysis | None,
+    system: HybridSystem, t_span: Sequence[float], rows: Array, functional: str, gradient: GradientChoice,
     wrt: str | Sequence[str] | None, call: Mapping[str, Any], execution: Execution | None = None, part: str = "runs",
 ) -> Ensemble:  # fmt: skip
     """Make the runs of a sample.
@@ -108,7 +109,7 @@ def many(
 
 
 def evaluate(
-    system: HybridSystem, t_span: Sequence[float], rows: Array, functional: str, gradient: Analysis | None,
+    system: HybridSystem, t_span: Sequence[float], rows: Array, functional: str, gradient: GradientChoice,
     wrt: str | Sequence[str] | None, call: Mapping[str, Any], execution: Execution | None = None,
 ) -> Runs:  # fmt: skip
     """Run all rows; those whose gradient is refused are repeated for their values."""

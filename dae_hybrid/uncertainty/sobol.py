@@ -17,6 +17,7 @@ from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.interface.runs import Parameters
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import EPS, Array
+from dae_hybrid.options import positive_integer
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import align, html
 from dae_hybrid.uncertainty.errors import SalibError
@@ -27,7 +28,6 @@ from dae_hybrid.uncertainty.inputs import (
     check_inputs,
     check_power_of_two,
     checked_seed,
-    positive_count,
 )
 from dae_hybrid.uncertainty.runs import (
     MAX_FAILED,
@@ -200,7 +200,7 @@ def sobol_indices(
         raise OptionError("Sobol indices compare at least two random parameters, got one.")
     if not isinstance(second_order, bool | np.bool_):
         raise OptionError(f"second_order must be True or False, got {shown(second_order)}.")
-    count, draws = positive_count("n", n), positive_count("resamples", resamples)
+    count, draws = positive_integer("n", n), positive_integer("resamples", resamples)
     check_power_of_two("n", count)
     confidence, share = check_level("level", level, is_open=True), checked_share(max_failed)
     number = _seed(seed)
