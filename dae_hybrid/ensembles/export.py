@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.ensembles.chunk_table import ChunkTable
-from dae_hybrid.ensembles.layout import DIGEST, N_EVENTS, N_STEPS, NATIVE, STATUS, SUCCEEDED, WAITING, ResultLayout
+from dae_hybrid.ensembles.layout import ResultLayout, meaning
 from dae_hybrid.ensembles.results_store import ResultArrays
 from dae_hybrid.errors import OptionError
 from dae_hybrid.numerics.arrays import Array
@@ -41,15 +41,7 @@ class Source(NamedTuple):
         errors = np.full(len(counts), "", dtype=object)
         for failed in self.table.failures_among(first, first + len(counts)):
             errors[failed.run - first] = failed.in_words
-        return {
-            "ok": counts[:, STATUS] == SUCCEEDED,
-            "done": counts[:, STATUS] != WAITING,
-            "n_events": counts[:, N_EVENTS],
-            "n_steps": counts[:, N_STEPS],
-            "digest": counts[:, DIGEST],
-            "native": counts[:, NATIVE] != 0,
-            "error": errors,
-        }
+        return {**meaning(counts), "error": errors}
 
     def columns(self, first: int = 0, last: int | None = None) -> dict[str, NDArray[Any]]:
         """Results of runs ``first`` to ``last - 1`` as columns of a table."""
@@ -76,12 +68,13 @@ class Source(NamedTuple):
         """All results as an `xarray.Dataset`."""
         xr = optional("xarray", "to_xarray()", EXTRA)
         variables: list[tuple[str, tuple[Any, ...]]] = [*self._functionals(), *self._states()]
-        variables += [(name, (("run",), own)) for name, own in self.facts().items()]
+        facts = self.facts()
+        variables += [(name, (("run",), own)) for name, own in facts.items()]
         coordinates = list(self._coordinates())
         further = {dim for _, (dims, *_) in variables for dim in dims} - {"run", "t", "parameter"}
         refuse_twice((*(name for name, _ in (*variables, *coordinates)), *further))
-        done = int((self.arrays.read("counts")[:, STATUS] != WAITING).sum())
-        return xr.Dataset(dict(variables), dict(coordinates), {"model": self.layout.model, "runs_done": done})
+        attrs = {"model": self.layout.model, "runs_done": int(facts["done"].sum())}
+        return xr.Dataset(dict(variables), dict(coordinates), attrs)
 
     def _coordinates(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         yield "run", (("run",), np.arange(len(self.given)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dae_hybrid.errors import OptionError
 from dae_hybrid.interface.batch import Batch, variable_sizes
@@ -155,6 +156,18 @@ class ResultLayout:
         if self.n_t:
             rows["outputs"] = np.concatenate([_columns(found[name], 2) for name in self.outputs.names], axis=2)
         return {name: rows[name].astype(spec.dtype, copy=False) for name, spec in self.arrays.items()}
+
+
+def meaning(counts: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Return what rows of the array "counts" say, by name."""
+    return {
+        "ok": counts[:, STATUS] == SUCCEEDED,
+        "done": counts[:, STATUS] != WAITING,
+        "n_events": counts[:, N_EVENTS],
+        "n_steps": counts[:, N_STEPS],
+        "digest": counts[:, DIGEST],
+        "native": counts[:, NATIVE] != 0,
+    }
 
 
 def _columns(values: Array, axis: int) -> Array:

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from dae_hybrid.ensembles.chunk_table import DONE, ChunkTable
 from dae_hybrid.ensembles.export import Source
-from dae_hybrid.ensembles.layout import DIGEST, N_EVENTS, N_STEPS, NATIVE, STATUS, SUCCEEDED, WAITING, ResultLayout
+from dae_hybrid.ensembles.layout import ResultLayout, meaning
 from dae_hybrid.ensembles.results_store import ResultArrays, ZarrArrays
 from dae_hybrid.errors import DaeHybridError, NotKeptError, OptionError, StoreError
+from dae_hybrid.interface.batch import narrow
 from dae_hybrid.interface.prepared_case import CheckedCall, Single
 from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.arrays import Array
@@ -165,8 +166,8 @@ class Ensemble:
         return self._arrays.given
 
     @cached_property
-    def _counts(self) -> NDArray[np.int64]:
-        return self._arrays.read("counts").astype(np.int64, copy=False)
+    def _counts(self) -> Mapping[str, NDArray[Any]]:
+        return meaning(self._arrays.read("counts"))
 
     @property
     def complete(self) -> bool:
@@ -176,12 +177,12 @@ class Ensemble:
     @property
     def ok(self) -> NDArray[np.bool_]:
         """Whether each run succeeded."""
-        return self._counts[:, STATUS] == SUCCEEDED
+        return self._counts["ok"]
 
     @property
     def done(self) -> NDArray[np.bool_]:
         """Whether each run was carried out."""
-        return self._counts[:, STATUS] != WAITING
+        return self._counts["done"]
 
     @property
     def failures(self) -> Failures:
@@ -199,10 +200,10 @@ class Ensemble:
             }
         )  # fmt: skip
 
-    n_events = property(lambda self: self._counts[:, N_EVENTS], doc="Number of events of each run.")
-    n_steps = property(lambda self: self._counts[:, N_STEPS], doc="Number of steps of each run.")
-    digest = property(lambda self: self._counts[:, DIGEST], doc="Digest of each run's sequence of events.")
-    native = property(lambda self: self._counts[:, NATIVE] != 0, doc="Whether compiled code completed each run.")
+    n_events = property(lambda self: self._counts["n_events"], doc="Number of events of each run.")
+    n_steps = property(lambda self: self._counts["n_steps"], doc="Number of steps of each run.")
+    digest = property(lambda self: self._counts["digest"], doc="Digest of each run's sequence of events.")
+    native = property(lambda self: self._counts["native"], doc="Whether compiled code completed each run.")
 
     # -- values ---------------------------------------------------------------------------------------------
 
@@ -267,9 +268,7 @@ class Ensemble:
             raise NotKeptError(
                 f"No outputs of {name!r} were kept; there are {kept}.", remedy="Pass t_eval= and outputs=."
             )
-        part = self.layout.outputs[name]
-        found = self._arrays.read("outputs", first, last)[:, :, part]
-        return found[:, :, 0] if part.stop - part.start == 1 else found
+        return narrow(self._arrays.read("outputs", first, last)[:, :, self.layout.outputs[name]], 2)
 
     def __getitem__(self, name: str) -> Array:
         return self.outputs(name)
@@ -379,5 +378,4 @@ class Ensemble:
 
 def _by_name(values: Array, layout: Layout) -> dict[str, Array]:
     """Columns by name, (N, ...) of a scalar and (N, size, ...) of a vector."""
-    parts = {name: values[:, layout[name]] for name in layout.names}
-    return {name: part[:, 0] if part.shape[1] == 1 else part for name, part in parts.items()}
+    return {name: narrow(values[:, layout[name]], 1) for name in layout.names}

@@ -193,10 +193,10 @@ class Batch:
         labels = case.system.parameters.labels()
         self.wrt: tuple[str, ...] = tuple(labels[i] for i in case.indices)
         self.functionals: Mapping[str, Array] = MappingProxyType(
-            {name: _narrow(self.values[:, part], 1) for name, part in case.components.items()}
+            {name: narrow(self.values[:, part], 1) for name, part in case.components.items()}
         )
         self.gradient: Mapping[str, Array] = MappingProxyType(
-            {n: _narrow(self.gradients[:, part], 1) for n, part in case.components.items() if case.analysis}
+            {n: narrow(self.gradients[:, part], 1) for n, part in case.components.items() if case.analysis}
         )
         self.statistics: Mapping[str, int] = MappingProxyType(dict(statistics))
 
@@ -259,7 +259,7 @@ class Batch:
                 found[here] = out.ends[here][:, mode.variables[name]]
             elif name in system.memory:
                 found[here] = out.ends[here][:, self._memory_at(name)]
-        return _narrow(found, 1)
+        return narrow(found, 1)
 
     def __getitem__(self, name: str) -> Array:
         if self.t is None:
@@ -283,7 +283,7 @@ class Batch:
         for i, outputs in self._singles.items():
             values = outputs[name].reshape(-1, width)
             found[i, : len(values)] = values
-        return _narrow(found, 2)
+        return narrow(found, 2)
 
     def _complete(self, index: int, here: NDArray[np.bool_]) -> Array:
         """x of a mode at the selected outputs, (n, n_x)."""
@@ -329,6 +329,6 @@ def variable_sizes(system: HybridSystem) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if system.signal(name) is None}
 
 
-def _narrow(values: Array, axis: int) -> Array:
+def narrow(values: Array, axis: int) -> Array:
     """Squeeze an axis of length one."""
     return values.squeeze(axis) if values.shape[axis] == 1 else values
