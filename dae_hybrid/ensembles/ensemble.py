@@ -139,7 +139,7 @@ def ensemble(
         return found._with(case)
     cancellation = Cancellation() if cancellation is None else cancellation
     with (
-        open_workers(executor, workers, path) as team,
+        open_workers(executor, workers, None if path is None else path.parent) as team,
         ProgressReport(f"ensemble '{case.system.name}'", progress, EnsembleProgress.in_words) as tell,
     ):
         recipe = Recipe.of(uuid.uuid4().hex, case, layout, is_sent=not team.is_local)

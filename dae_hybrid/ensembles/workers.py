@@ -138,8 +138,7 @@ class ExecutorWorkers:
         self._executor = executor if isinstance(executor, Executor) else self._made()
         self.is_local = isinstance(self._executor, ThreadPoolExecutor)
         self.width = width or int(getattr(self._executor, "_max_workers", 0) or cores())
-        self._folder = folder or Path(tempfile.gettempdir())
-        self._path = self._folder / f"cancel-{uuid.uuid4().hex}"
+        self._path = (folder or Path(tempfile.gettempdir())) / f".cancel-{uuid.uuid4().hex}"
 
     def _made(self) -> Executor:
         found = cast(Callable[[], Executor], self._make)()
@@ -163,6 +162,7 @@ class ExecutorWorkers:
         if self.is_local:
             worker.cancel(token)
         else:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.touch()
 
     def repair(self) -> None:

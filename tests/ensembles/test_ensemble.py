@@ -160,6 +160,18 @@ def test_cancellation_reaches_running_chunks(stiff: dh.HybridSystem, executor: s
     assert dh.simulate(stiff, (0, 1), **OPTIONS).functionals["G"] == pytest.approx(np.exp(-1.0), rel=1e-7)
 
 
+def test_cancellation_reaches_the_runs_that_are_timed_before_there_is_a_store(stiff: dh.HybridSystem, tmp_path) -> None:
+    stop = Cancellation()
+    timer = threading.Timer(2.0, stop.cancel)
+    timer.start()
+    path = tmp_path / "new" / "store"
+    lasting = {"max_step": 1e-9, "max_steps": 10**12, "method": "erk", "parameters": {"k": np.ones(100)}}
+    found = dh.ensemble(stiff, (0, 1), executor=pool, cancellation=stop, store=path, **lasting)
+    timer.join()
+    assert not found.done.any()
+    assert [own.name for own in path.parent.iterdir()] == ["store"]
+
+
 def test_an_ensemble_that_is_cancelled_at_the_start_has_no_results(stiff: dh.HybridSystem) -> None:
     stop = Cancellation()
     stop.cancel()
