@@ -56,14 +56,17 @@ class ChunkTable:
     has expired, may be claimed by others. Two clients never work on parts of one block, the runs of one file.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, *, is_read_only: bool = False) -> None:
         self._name = "memory" if path is None else str(path)
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         with self._told():
             self._db = sqlite3.connect(
-                ":memory:" if path is None else path, timeout=TIMEOUT, isolation_level=None, check_same_thread=False
+                _address(path, is_read_only), uri=True, timeout=TIMEOUT, isolation_level=None, check_same_thread=False
             )
             self.close = weakref.finalize(self, self._db.close)
+            if is_read_only:
+                self._db.execute("select first from chunks limit 1")
+                return
             if path is not None:  # commits survive a killed process
                 self._db.execute("pragma journal_mode=wal")
                 self._db.execute("pragma synchronous=normal")
@@ -230,6 +233,15 @@ class ChunkTable:
             raise StoreError(
                 f"The table of chunks {self._name!r} cannot be read or written: {reason}.", remedy=REMEDY
             ) from reason
+
+
+def _address(path: Path | None, is_read_only: bool) -> str:
+    if path is None:
+        return "file::memory:"
+    address = f"{path.as_uri()}?mode={'ro' if is_read_only else 'rwc'}"
+    # a log of commits is shared by a file beside the table, which SQLite cannot create in a read-only folder
+    has_log = path.with_name(f"{path.name}-wal").exists()
+    return address if has_log or not is_read_only or os.access(path.parent, os.W_OK) else f"{address}&immutable=1"
 
 
 def _has_ended(owner: str) -> bool:

@@ -17,7 +17,7 @@ from dae_hybrid.cancellation import Cancellation
 from dae_hybrid.ensembles.chunk_table import ChunkTable
 from dae_hybrid.ensembles.identity import differences, identity
 from dae_hybrid.ensembles.layout import ResultLayout
-from dae_hybrid.ensembles.result import ARRAYS, TABLE, Ensemble
+from dae_hybrid.ensembles.result import ARRAYS, FORMAT, TABLE, Ensemble
 from dae_hybrid.ensembles.results_store import MemoryArrays, ZarrArrays, told
 from dae_hybrid.ensembles.scheduling import Campaign, EnsembleProgress
 from dae_hybrid.ensembles.worker import Recipe
@@ -32,9 +32,6 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import positive_integer
 from dae_hybrid.progress import ProgressReport, check_report
 from dae_hybrid.system.system import HybridSystem
-
-#: version of the layout of a store
-FORMAT = 1
 
 
 def ensemble(
@@ -218,7 +215,7 @@ def _opened(path: Path, facts: dict[str, Any], given: Array) -> Ensemble | None:
             f"The store {str(path)!r} belongs to another call: {'; '.join(different)}.",
             remedy="Pass another store=, or repeat the call to which this one belongs.",
         )
-    return found
+    return found if found.complete else Ensemble._opened(path, is_read_only=False)
 
 
 def _different_inputs(found: Ensemble, given: Array) -> list[str]:

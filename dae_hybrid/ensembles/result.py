@@ -24,7 +24,8 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.tables import html, in_short
 from dae_hybrid.trajectory.datasets import optional
 
-#: names within a store
+#: version of the layout of a store, and names within one
+FORMAT = 1
 ARRAYS, TABLE = "results.zarr", "chunks.sqlite"
 #: failed runs shown in a notebook
 MAX_FAILURES_SHOWN = 10
@@ -140,17 +141,31 @@ class Ensemble:
         Raises
         ------
         StoreError
-            There is no store, or it is damaged.
+            There is no store, it was written by another version of the library, or it is damaged.
+
+        Notes
+        -----
+        The store is not changed, and may be in a folder that cannot be written to.
         """
-        path = Path(store).absolute()
+        return cls._opened(Path(store).absolute(), is_read_only=True)
+
+    @classmethod
+    def _opened(cls, path: Path, *, is_read_only: bool) -> Ensemble:
         if not (path / ARRAYS).is_dir() or not (path / TABLE).is_file():
             raise StoreError(f"{str(path)!r} is not the store of an ensemble.")
-        arrays = ZarrArrays(path / ARRAYS)
+        arrays = ZarrArrays(path / ARRAYS, is_read_only=is_read_only)
+        written = arrays.facts.get("format")
+        if written != FORMAT:
+            raise StoreError(
+                f"The store {str(path)!r} has format {written}, and this version of the library reads format {FORMAT}.",
+                remedy="Read it with the version that wrote it, or repeat the call with another store=.",
+            )
         try:
             layout, facts = ResultLayout.from_json(arrays.facts["layout"]), arrays.facts["call"]
         except (KeyError, TypeError, ValueError) as reason:
-            raise StoreError(f"The store {str(path)!r} has another format, or is damaged: {reason}.") from reason
-        return cls(layout, arrays, ChunkTable(path / TABLE), arrays.t, path, facts)
+            raise StoreError(f"The store {str(path)!r} is damaged: {reason}.") from reason
+        table = ChunkTable(path / TABLE, is_read_only=is_read_only)
+        return cls(layout, arrays, table, arrays.t, path, facts)
 
     def _with(self, case: CheckedCall) -> Ensemble:
         """Return the results so far, read anew, with the call that repeats single runs."""

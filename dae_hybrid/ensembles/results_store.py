@@ -55,10 +55,10 @@ class MemoryArrays:
 class ZarrArrays:
     """Arrays in a Zarr group, in files of one chunk of runs each, with checksums."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_read_only: bool) -> None:
         zarr = optional("zarr", "A store of an ensemble", "ensemble")
         with told(path):
-            self._group = zarr.open_group(path, mode="r+")
+            self._group = zarr.open_group(path, mode="r" if is_read_only else "r+")
             self._arrays = {name: self._group[name] for name in self._group.array_keys()}
         self._path = path
 

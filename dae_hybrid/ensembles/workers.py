@@ -21,6 +21,7 @@ from dae_hybrid.ensembles.process import WorkerProcess
 from dae_hybrid.ensembles.worker import Recipe
 from dae_hybrid.errors import EnsembleError, OptionError, WorkerLostError
 from dae_hybrid.numeric_input import shown
+from dae_hybrid.options import positive_integer
 from dae_hybrid.trajectory.datasets import optional
 
 #: an executor, a function that creates one, "threads", "processes", or the address of a Dask scheduler
@@ -289,12 +290,11 @@ def open_workers(executor: ExecutorLike | None, workers: int | None, folder: Pat
     Raises
     ------
     OptionError
-        `executor` is none of the legal values, or `workers` is not a positive number.
+        `executor` is none of the legal values, or `workers` is not a positive integer.
     EnsembleError
         There is no scheduler at an address.
     """
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise OptionError(f"workers must be a positive number, got {shown(workers)}.")
+    workers = None if workers is None else positive_integer("workers", workers)
     if executor is None or executor == "threads":
         return ThreadWorkers(workers or cores())
     if executor == "processes":

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
-from dae_hybrid.errors import AssumptionError, OptionError, ParameterError
+from dae_hybrid.errors import AssumptionError, ParameterError
 from dae_hybrid.fitting import figures
 from dae_hybrid.fitting.misfit import Evaluation, Misfit
 from dae_hybrid.fitting.search import Track
 from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.options import positive_integer
 
 if TYPE_CHECKING:
     from dae_hybrid.fitting.result import Fit
@@ -213,8 +214,7 @@ def profile(fit: Fit, index: int, level: float, points: int) -> Profile:
         raise AssumptionError(f"The cost with loss={misfit.loss!r} is no likelihood: it has no profile.")
     if fit.at_bound[index]:
         raise ParameterError(f"'{label}' is at a bound: it has no profile.")
-    if isinstance(points, bool) or not isinstance(points, int) or points < 1:
-        raise OptionError(f"points must be a positive integer, got {points!r}.")
+    points = positive_integer("points", points)
     below, above = (_Side(fit, index, sign, level, points) for sign in (-1, 1))
     rows = [(-p.root, p.q) for p in below.points[:0:-1]] + [(p.root, p.q) for p in above.points]
     parameters = np.array([q for _, q in rows])

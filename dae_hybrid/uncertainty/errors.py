@@ -9,9 +9,5 @@ class UncertaintyError(DaeHybridError, RuntimeError):
     """An analysis has no trustworthy result: too many runs failed, or a search did not converge."""
 
 
-class SalibError(DaeHybridError, ImportError):
-    """SALib is not installed."""
-
-
 class UncertaintyWarning(UserWarning):
     """A statistic omits runs that failed, or a result of first order may be far from the truth."""

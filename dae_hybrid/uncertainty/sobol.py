@@ -20,7 +20,7 @@ from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.options import positive_integer
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import align, html
-from dae_hybrid.uncertainty.errors import SalibError
+from dae_hybrid.trajectory.datasets import optional
 from dae_hybrid.uncertainty.inputs import (
     LARGEST,
     LEAST,
@@ -160,8 +160,8 @@ def sobol_indices(
 
     Raises
     ------
-    SalibError
-        SALib (extra ``[uq]``) is not installed.
+    ImportError
+        SALib is not installed (extra ``[uq]``).
     UnsupportedError
         The parameters are correlated: the variance then has no decomposition into shares of single parameters.
     AssumptionError
@@ -204,7 +204,7 @@ def sobol_indices(
     check_power_of_two("n", count)
     confidence, share = check_level("level", level, is_open=True), checked_share(max_failed)
     number = _seed(seed)
-    sampled, analysed = _salib()
+    sampled, analysed = (optional(f"SALib.{part}.sobol", "sobol_indices()", "uq") for part in ("sample", "analyze"))
     problem = {"num_vars": len(own), "names": list(own.names), "bounds": [[0.0, 1.0]] * len(own)}
     pairs = bool(second_order)
     points = sampled.sample(problem, count, calc_second_order=pairs, seed=number)
@@ -232,19 +232,6 @@ def sobol_indices(
         level=confidence, mean=float(flat.mean()), variance=float(flat.var(ddof=1)), n_runs=len(rows),
         n_omitted=len(rows) - flat.size, errors=tuple(error for error in runs.errors if error is not None),
     )  # fmt: skip
-
-
-def _salib() -> tuple[Any, Any]:
-    """The modules of SALib that draw and analyse a sample."""
-    try:
-        from SALib.analyze import sobol as analysed
-        from SALib.sample import sobol as sampled
-    except ImportError as reason:
-        raise SalibError(
-            f"Sobol indices need SALib, which cannot be imported ({reason}).",
-            remedy='Install it by: pip install "dae-hybrid[uq]"',
-        ) from reason
-    return sampled, analysed
 
 
 def _seed(given: object) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import shutil
 import signal
 import socket
 import sqlite3
@@ -38,9 +39,9 @@ def whole(system: dh.HybridSystem, tmp_path_factory) -> Path:
     return path
 
 
-def files(path: Path) -> dict[str, str]:
-    """Digests of the files of the arrays."""
-    found = (path / ARRAYS).rglob("*")
+def files(path: Path, folder: str = ARRAYS) -> dict[str, str]:
+    """Digests of the files of the arrays, or of another folder."""
+    found = (path / folder).rglob("*")
     return {str(own.relative_to(path)): hashlib.sha256(own.read_bytes()).hexdigest() for own in found if own.is_file()}
 
 
@@ -74,6 +75,30 @@ def test_a_store_opens_without_its_model(system: dh.HybridSystem, whole: Path) -
     np.testing.assert_array_equal(found.t, [0.5, 1.0])
     np.testing.assert_array_equal(found.parameters[:, 0], client.CALL["parameters"]["k"])
     assert found.complete
+
+
+def test_a_store_in_a_folder_that_cannot_be_written_to_is_read(
+    system: dh.HybridSystem, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = shutil.copytree(whole, tmp_path / "store with spaces, #1?")
+    before = files(path, "")
+    path.chmod(0o555)
+    monkeypatch.setattr(chunk_table.os, "access", lambda *_: False)  # also for root, who may write anywhere
+    opened, again = dh.Ensemble.open(path), dh.ensemble(system, (0, 1), store=path, **client.CALL)
+    assert opened.complete
+    assert opened.statistics == again.statistics
+    np.testing.assert_array_equal(opened.values, again.values)
+    assert files(path, "") == before
+    path.chmod(0o755)
+
+
+def test_a_store_of_another_format_is_refused(system: dh.HybridSystem, whole: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(whole, tmp_path / "store")
+    attributes = path / ARRAYS / "zarr.json"
+    attributes.write_text(attributes.read_text().replace('"format": 1', '"format": 99'))
+    for read in (dh.Ensemble.open, lambda own: dh.ensemble(system, (0, 1), store=own, **client.CALL)):
+        with pytest.raises(dh.StoreError, match="has format 99, and this version of the library reads format 1"):
+            read(path)
 
 
 def test_a_call_that_was_ended_continues_and_gives_the_same_bytes(
