@@ -84,9 +84,9 @@ class LimitState:
         self._run = prepare(system, t_span, functional=functional, derivatives=self.analysis, wrt=wrt, **call)
 
     def parameters(self, u: Array) -> Array:
-        """All parameters at u."""
-        found = self._p.copy()
-        found[list(self.inputs.indices)] = self.inputs.from_normal(u)
+        """All parameters, (..., n_parameters), at u, (..., k)."""
+        found = np.tile(self._p, (*u.shape[:-1], 1))
+        found[..., self.inputs.indices] = self.inputs.from_normal(u)
         return found
 
     def of_values(self, values: Array) -> Array:

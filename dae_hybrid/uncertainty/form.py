@@ -134,7 +134,7 @@ class Form:
         state, count = self._limit_state, positive_integer("n", n)
         parts = positive_integer("replicates", replicates)
         z = replicate_points(state.inputs, count, parts, "sobol", seed)
-        rows = np.array([state.parameters(own) for own in z + self.u])
+        rows = state.parameters(z + self.u)
         runs = evaluate(state.inputs.system, state.t_span, rows, self.functional, None, None, self._call)
         refuse_failures("run", runs.errors, max_failed)
         weights = np.exp(-z @ self.u - 0.5 * self.u @ self.u)
@@ -308,7 +308,7 @@ def _distinct(points: Sequence[LimitPoint]) -> list[LimitPoint]:
 def _check_nearest(state: LimitState, best: LimitPoint, functional: str, call: Mapping[str, Any]) -> None:
     """Refuse a point if the limit state changes sign between the origin and it: the surface has a nearer part."""
     places = np.linspace(0, 1, ON_RAY, endpoint=False)
-    rows = np.array([state.parameters(s * best.u) for s in places])
+    rows = state.parameters(np.outer(places, best.u))
     values = state.of_values(many(state.inputs.system, state.t_span, rows, functional, None, None, call).values[:, 0])
     crossed = np.flatnonzero(values * best.beta < 0)
     if crossed.size and abs(best.beta) > AT_ORIGIN:
@@ -334,7 +334,7 @@ def _beside(
     """Points beside the design point, along the normal and the surface, with another sequence of events."""
     frame = np.linalg.qr(np.column_stack([best.alpha, np.eye(best.u.size)]))[0].T[: best.u.size]
     probes = best.u + BESIDE * np.vstack([frame, -frame])
-    rows = np.array([state.parameters(u) for u in probes])
+    rows = state.parameters(probes)
     names = owners(system, state.columns)
     runs = many(system, state.t_span, rows, functional, state.analysis, names, call)
     return probes[runs.digest != best.digest]
