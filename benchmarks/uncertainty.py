@@ -2,7 +2,7 @@
 
     python benchmarks/uncertainty.py [--write] [--pictures]
 
-Numbers of runs include those of checks. CPU time of the whole process, on all its threads.
+Numbers of runs include those of checks. CPU time of the whole process, on all its threads. Takes about a minute.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ import argparse
 import sys
 import time
 import warnings
+from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from measuring import show
 from scipy import stats
+from scipy.optimize import brentq
 
 import dae_hybrid as dh
 from dae_hybrid.problems import em_hysteresis
@@ -31,6 +35,9 @@ LIMIT, LEVEL = 0.055, 0.95
 SAMPLERS = ("random", "latin_hypercube", "halton", "sobol")
 SIZES = (256, 1024, 4096)
 REFERENCE = 32768
+#: the limit state of a bouncing ball: height in m at the end of the span, and standard deviations that are drawn
+BALL_SPAN, BALL_LIMIT, DRAWN = (0.0, 2.0), 0.3, 4.0
+TIGHT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-11}
 
 
 def material(correlation: float = 0.0) -> dh.Inputs:
@@ -50,36 +57,56 @@ def lognormal(mean: float, std: float) -> Any:
     return stats.lognorm(s, scale=mean / np.sqrt(1 + (std / mean) ** 2))
 
 
+def timed(call: Callable[[], Any]) -> tuple[Any, float, float]:
+    """A result, and the CPU time and the elapsed time of its call in seconds."""
+    cpu, elapsed = time.process_time(), time.perf_counter()
+    return call(), time.process_time() - cpu, time.perf_counter() - elapsed
+
+
 def methods() -> tuple[list[list[str]], dh.MonteCarlo]:
     """Mean, standard deviation and probability of the hysteretic oscillator by every method."""
-    inputs, rows = material(0.5), [["method", "runs", "CPU, ms", "mean", "std", f"P(G > {LIMIT:g})"]]
+    inputs, rows = material(0.5), [["method", "runs", "CPU, ms", "mean", "standard deviation", f"P(G > {LIMIT:g})"]]
     system = inputs.system
-    dh.linear_propagation(system, SPAN, inputs, functional="G", **RUN)  # warm
-    start = time.process_time()
-    line = dh.linear_propagation(system, SPAN, inputs, functional="G", **RUN)
-    spent = time.process_time() - start
-    first_order = stats.norm.sf(LIMIT, line.mean, line.std)
-    rows.append(
-        ["linear propagation", "1", f"{1e3 * spent:.1f}", f"{line.mean:.6f}", f"{line.std:.6f}", f"{first_order:.2e}"]
-    )
-    start = time.process_time()
-    found = dh.form(system, SPAN, inputs, functional="G", above=LIMIT, **RUN)
-    spent = time.process_time() - start
-    rows.append(["FORM", str(found.n_runs), f"{1e3 * spent:.1f}", "", "", f"{found.probability:.2e}"])
-    start = time.process_time()
-    around = found.importance_sampling(1024)
-    spent = time.process_time() - start
-    rows.append(["importance sampling", "1024", f"{1e3 * spent:.0f}", "", "", with_error(around, "{:.2e}")])
-    start = time.process_time()
-    sample = dh.monte_carlo(system, SPAN, inputs, 8192, functional="G", **RUN)
-    spent = time.process_time() - start
-    rows.append(
-        [
-            "monte_carlo, Sobol points", "8192", f"{1e3 * spent:.0f}", with_error(sample.mean, "{:.6f}"),
-            with_error(sample.std, "{:.6f}"), with_error(sample.probability(above=LIMIT), "{:.2e}"),
-        ]
-    )  # fmt: skip
+    call: dict[str, Any] = {"functional": "G", **RUN}
+
+    def add(name: str, runs: int, cpu: float, *found: str) -> None:
+        rows.append([name, str(runs), f"{1e3 * cpu:.0f}", *found])
+
+    dh.linear_propagation(system, SPAN, inputs, **call)  # warm
+    line, cpu, _ = timed(lambda: dh.linear_propagation(system, SPAN, inputs, **call))
+    normal = stats.norm.sf(LIMIT, line.mean, line.std)
+    add("linear_propagation", 1, cpu, f"{line.mean:.6f}", f"{line.std:.6f}", f"{normal:.2e} (normal)")
+    found, cpu, _ = timed(lambda: dh.form(system, SPAN, inputs, above=LIMIT, **call))
+    add("form", found.n_runs, cpu, "", "", f"{found.probability:.2e}")
+    around, cpu, _ = timed(lambda: found.importance_sampling(1024))
+    add("importance_sampling", 1024, cpu, "", "", with_error(around, "{:.2e}"))
+    for n in (1024, 8192):
+        sample, cpu, _ = timed(lambda n=n: dh.monte_carlo(system, SPAN, inputs, n, **call))
+        add(
+            "monte_carlo", n, cpu, with_error(sample.mean, "{:.6f}"), with_error(sample.std, "{:.6f}"),
+            with_error(sample.probability(above=LIMIT), "{:.2e}"),
+        )  # fmt: skip
     return rows, sample
+
+
+def executions() -> list[list[str]]:
+    """The same sample on threads and processes, with and without a store."""
+    inputs, rows = material(0.5), [["runs on", "store", "seconds", "client's CPU, s", "same values"]]
+    first = None
+    with TemporaryDirectory() as folder:
+        for executor, store, name in (
+            ("threads", None, "no"), ("processes", None, "no"), ("threads", Path(folder) / "sample", "new"),
+            ("threads", Path(folder) / "sample", "complete"),
+        ):  # fmt: skip
+            found, cpu, elapsed = timed(
+                lambda executor=executor, store=store: dh.monte_carlo(
+                    inputs.system, SPAN, inputs, 8192, functional="G", executor=executor, workers=2, store=store, **RUN
+                )
+            )
+            first = found if first is None else first
+            same = "yes" if np.array_equal(first.values, found.values) else "no"
+            rows.append([f"2 {executor}", name, f"{elapsed:.1f}", f"{cpu:.1f}", same])
+    return rows
 
 
 def with_error(estimate: dh.Estimate, form: str) -> str:
@@ -88,11 +115,11 @@ def with_error(estimate: dh.Estimate, form: str) -> str:
 
 
 def errors() -> tuple[list[list[str]], dict[str, list[float]]]:
-    """Standard errors of the mean by sampler and size, in standard deviations; and the errors themselves."""
+    """Errors of the mean by sampler and size, in standard deviations, beside the standard errors; and the errors."""
     inputs = material(0.5)
     reference = dh.monte_carlo(inputs.system, SPAN, inputs, REFERENCE, functional="G", seed=99, **RUN)
     mean, std = reference.mean.value, reference.std.value
-    rows, curves = [["points", *(f"n = {n}, error" for n in SIZES), *(f"n = {n}, said" for n in SIZES)]], {}
+    rows, curves = [["sampler", *(f"error, n = {n}" for n in SIZES), *(f"standard error, n = {n}" for n in SIZES)]], {}
     for sampler in SAMPLERS:
         found = [
             [dh.monte_carlo(inputs.system, SPAN, inputs, n, functional="G", sampler=sampler, seed=seed, **RUN).mean
@@ -100,8 +127,8 @@ def errors() -> tuple[list[list[str]], dict[str, list[float]]]:
             for n in SIZES
         ]  # fmt: skip
         true = [np.sqrt(np.mean([((own.value - mean) / std) ** 2 for own in same])) for same in found]
-        said = [np.sqrt(np.mean([(own.standard_error / std) ** 2 for own in same])) for same in found]
-        rows.append([sampler, *(f"{value:.1e}" for value in (*true, *said))])
+        stated = [np.sqrt(np.mean([(own.standard_error / std) ** 2 for own in same])) for same in found]
+        rows.append([sampler, *(f"{value:.1e}" for value in (*true, *stated))])
         curves[sampler] = true
     return rows, curves
 
@@ -110,9 +137,9 @@ def gradients() -> list[list[str]]:
     """Gradients of statistics of a bouncing ball's height, by design parameter and by shifts, and by differences."""
     from random_parameters import ball
 
-    system, tight = ball(), {"rtol": 1e-9, "atol": 1e-11}
+    system = ball()
     marginals = {"e": stats.uniform(0.8, 0.15), "g": stats.norm(9.81, 0.05)}
-    span, n, common = (0.0, 2.0), 1024, {"functional": "height", **tight}
+    span, n, common = BALL_SPAN, 1024, {"functional": "height", **TIGHT}
     found = dh.monte_carlo(system, span, dh.Inputs(system, marginals), n, gradient=True, wrt=["h", "e"], **common)
 
     def value(of: str, h: float, shift: float) -> float:
@@ -123,21 +150,13 @@ def gradients() -> list[list[str]]:
     rows, step = [["statistic", "parameter", "gradient", "standard error", "differences", "relative error"]], 1e-6
     for of in ("mean", "std", "cvar"):
         own = found.gradient(of, level=LEVEL if of == "cvar" else None)  # type: ignore[arg-type]
-        for i, name in enumerate(("h, drop height (design)", "e, restitution (shift)")):
+        for i, name in enumerate(("h (design)", "e (shift)")):
             one, two = ((1 + s * step, 0.0) if i == 0 else (1.0, s * step) for s in (1, -1))
             difference = (value(of, *one) - value(of, *two)) / (2 * step)
             error = abs(own.value[i] / difference - 1)
             label = f"CVaR {LEVEL:.0%}" if of == "cvar" else of
-            rows.append(
-                [
-                    label,
-                    name,
-                    f"{own.value[i]:.7f}",
-                    f"{own.standard_error[i]:.1e}",
-                    f"{difference:.7f}",
-                    f"{error:.0e}",
-                ]
-            )
+            numbers = (f"{own.value[i]:.7f}", f"{own.standard_error[i]:.1e}", f"{difference:.7f}", f"{error:.0e}")
+            rows.append([label, name, *numbers])
     return rows
 
 
@@ -146,7 +165,7 @@ def published() -> list[list[str]]:
     from random_parameters import SPAN as UNIT
     from random_parameters import closed_form, ishigami
 
-    rows = [["example", "quantity", "published", "found", "runs"]]
+    rows = [["example", "quantity", "published", "found", "difference", "runs"]]
     system = ishigami()
     circle = stats.uniform(-np.pi, 2 * np.pi)
     indices = dh.sobol_indices(system, UNIT, dh.Inputs(system, dict.fromkeys("xyz", circle)), 4096)
@@ -155,15 +174,37 @@ def published() -> list[list[str]]:
         own, half = getattr(indices, which), getattr(indices, f"{which}_error")
         for i, value in enumerate(values):
             rows.append(
-                ["Ishigami", f"{which} x{i + 1}", f"{value:.4f}", f"{own[i]:.4f} ± {half[i]:.4f}", str(indices.n_runs)]
-            )
+                ["Ishigami", f"{'first-order' if which == 'first' else which} index of x{i + 1}", f"{value:.4f}",
+                 f"{own[i]:.4f} ± {half[i]:.4f}", f"{own[i] - value:+.4f}", str(indices.n_runs)]
+            )  # fmt: skip
     weights = {"x1": 1, "x2": 2, "x3": 2, "x4": 1, "x5": -5, "x6": -5}
     frame = closed_form(dict.fromkeys(weights, 1.0), lambda **x: sum(w * x[n] for n, w in weights.items()))
     marginals = {name: lognormal(120, 12) for name in weights} | {"x5": lognormal(50, 15), "x6": lognormal(40, 12)}
     found = dh.form(frame, UNIT, dh.Inputs(frame, marginals), below=0.0)
-    rows.append(["plastic frame", "beta", "2.348", f"{found.beta:.4f}", str(found.n_runs)])
-    rows.append(["plastic frame", "P, first order", "9.43e-03", f"{found.probability:.2e}", str(found.n_runs)])
+    of_frame = (("index beta", "2.348", f"{found.beta:.4f}"), ("probability", "0.00943", f"{found.probability:.5f}"))
+    rows += [["plastic frame", *own, "", str(found.n_runs)] for own in of_frame]
+    dependent = closed_form({"x": 1.0, "y": 1.0, "z": 1.0}, lambda x, y, z: 1.7 - y / (1000 * z) - (x / (200 * z)) ** 2)
+    uniform = stats.uniform(5 - 0.5 * np.sqrt(3), np.sqrt(3))
+    correlated = nataf(
+        dependent, {"x": lognormal(500, 100), "y": stats.norm(2000, 400), "z": uniform},
+        {("x", "y"): 0.3, ("x", "z"): 0.2, ("y", "z"): 0.2},
+    )  # fmt: skip
+    found = dh.form(dependent, UNIT, correlated, below=0.0)
+    rows.append(["correlated variables", "index beta", "3.7347", f"{found.beta:.4f}", "", str(found.n_runs)])
     return rows
+
+
+def nataf(system: dh.HybridSystem, marginals: dict[str, Any], pairs: dict[tuple[str, str], float]) -> dh.Inputs:
+    """Inputs with correlations of the variables instead of their normal scores."""
+
+    def score(pair: tuple[str, str]) -> float:
+        def error(r: float) -> float:
+            own = dh.Inputs(system, {name: marginals[name] for name in pair}, {pair: r})
+            return float(own.covariance[0, 1] / own.std.prod() - pairs[pair])
+
+        return float(brentq(error, -0.99, 0.99))
+
+    return dh.Inputs(system, marginals, {pair: score(pair) for pair in combinations(marginals, 2)})
 
 
 def influence() -> tuple[list[list[str]], dh.SobolIndices]:
@@ -171,7 +212,7 @@ def influence() -> tuple[list[list[str]], dh.SobolIndices]:
     inputs = material()
     found = dh.sobol_indices(inputs.system, SPAN, inputs, 1024, functional="G", **RUN)
     line = dh.linear_propagation(inputs.system, SPAN, inputs, functional="G", **RUN)
-    rows = [["parameter", "first order", "total", "share, linear"]]
+    rows = [["parameter", "first order", "total", "share, linear_propagation"]]
     for i, name in enumerate(found.names):
         rows.append(
             [name, f"{found.first[i]:.4f} ± {found.first_error[i]:.4f}",
@@ -180,14 +221,28 @@ def influence() -> tuple[list[list[str]], dh.SobolIndices]:
     return rows, found
 
 
-def draw(sample: dh.MonteCarlo, indices: dh.SobolIndices, curves: dict[str, list[float]]) -> None:
+def limit_state() -> tuple[list[list[str]], dh.Form]:
+    """The probability that a ball is above a limit, whose surface is curved, by every method."""
+    from random_parameters import ball
+
+    system = ball()
+    inputs = dh.Inputs(system, {"e": stats.norm(0.8, 0.02), "h": stats.norm(1, 0.05)})
+    call: dict[str, Any] = {"functional": "height", **TIGHT}
+    found = dh.form(system, BALL_SPAN, inputs, above=BALL_LIMIT, **call)
+    rows = [["method", "runs", f"P(height > {BALL_LIMIT:g} m)"]]
+    rows.append(["form", str(found.n_runs), f"{found.probability:.4f}"])
+    rows.append(["importance_sampling", "1024", with_error(found.importance_sampling(1024), "{:.4f}")])
+    sample = dh.monte_carlo(system, BALL_SPAN, inputs, 8192, **call).probability(above=BALL_LIMIT)
+    return [*rows, ["monte_carlo", "8192", with_error(sample, "{:.4f}")]], found
+
+
+def draw(sample: dh.MonteCarlo, indices: dh.SobolIndices, curves: dict[str, list[float]], found: dh.Form) -> None:
     """The pictures of the page."""
     figure = new_figure(1, 2, size=(9.6, 3.4))
     sample.plot(LEVEL, axes=figure.axes[0])
-    figure.axes[0].set_xlabel("G")
     indices.plot(axes=figure.axes[1])
     save(figure, PICTURES / "oscillator.png", dpi=110)
-    figure = new_figure(size=(6.0, 3.4))
+    figure = new_figure(size=(6.0, 3.6))
     axes = figure.axes[0]
     for (name, values), marker in zip(curves.items(), "os^D", strict=True):
         axes.loglog(SIZES, values, marker=marker, markersize=4, linewidth=1.3, label=name.replace("_", " "))
@@ -195,9 +250,40 @@ def draw(sample: dh.MonteCarlo, indices: dh.SobolIndices, curves: dict[str, list
     axes.minorticks_off()
     axes.set_xlabel("runs")
     axes.set_ylabel("error of the mean / standard deviation")
-    axes.legend(frameon=False, fontsize="small")
+    axes.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
     axes.spines[["top", "right"]].set_visible(False)
     save(figure, PICTURES / "samplers.png", dpi=110)
+    figure = new_figure(size=(6.4, 4.6))
+    draw_limit_state(figure.axes[0], found)
+    save(figure, PICTURES / "limit_state.png", dpi=110)
+
+
+def draw_limit_state(axes: Any, found: dh.Form) -> None:
+    """Height of the ball over standard normal variables, with limit, design point and its tangent."""
+    from random_parameters import ball
+
+    system = ball()
+    inputs = dh.Inputs(system, {"e": stats.norm(0.8, 0.02), "h": stats.norm(1, 0.05)})
+    ticks = np.linspace(-DRAWN, DRAWN, 161)
+    u = np.stack(np.meshgrid(ticks, ticks), axis=-1).reshape(-1, 2)
+    runs = dh.batch(system, BALL_SPAN, parameters=inputs.table(u), functional="height", **TIGHT)
+    shape = (ticks.size, ticks.size)
+    filled = axes.contourf(ticks, ticks, runs.functionals["height"].reshape(shape), levels=16, cmap="Blues")
+    axes.figure.colorbar(filled, label="height at t = 2 s, m")
+    axes.contour(ticks, ticks, runs.functionals["height"].reshape(shape), levels=[BALL_LIMIT], colors="C3")
+    count = runs.n_events.reshape(shape)
+    axes.contour(ticks, ticks, count, levels=np.arange(1.5, count.max()), colors="0.25", linestyles=":", linewidths=1)
+    along = np.array([-found.alpha[1], found.alpha[0]])
+    axes.axline(found.u, found.u + along, color="C1", linewidth=1.3, label="its tangent: the limit of FORM")
+    points = inputs.to_normal(inputs.sample(256)[:, list(inputs.indices)])
+    axes.plot(*points.T, ".", color="0.35", markersize=2.5, label="256 Sobol points")
+    axes.plot([], [], color="C3", label=f"height = {BALL_LIMIT:g} m")
+    axes.plot([], [], color="0.25", linestyle=":", label="the number of bounces changes")
+    axes.plot(*found.u, "o", color="black", label="design point")
+    axes.set(xlim=(-DRAWN, DRAWN), ylim=(-DRAWN, DRAWN), aspect="equal")
+    axes.set_xlabel("u of the restitution e")
+    axes.set_ylabel("u of the drop height h")
+    axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.6, -0.14), ncols=2, frameon=False)
 
 
 def main() -> None:
@@ -209,14 +295,17 @@ def main() -> None:
     warnings.simplefilter("error")
     of_methods, sample = methods()
     show(of_methods, page, "methods")
+    show(executions(), page, "executions")
     of_parameters, indices = influence()
     show(of_parameters, page, "influence")
     show(gradients(), page, "gradients")
     show(published(), page, "published")
+    of_limit, found = limit_state()
+    show(of_limit, page, "limit")
     of_samplers, curves = errors()
     show(of_samplers, page, "samplers")
     if given.pictures:
-        draw(sample, indices, curves)
+        draw(sample, indices, curves, found)
 
 
 if __name__ == "__main__":

@@ -351,9 +351,10 @@ def _warn(distinct: Sequence[LimitPoint], beside: int) -> None:
         )
     near = [point.beta for point in distinct[1:] if abs(point.beta) <= abs(distinct[0].beta) + NEXT_BETA]
     if near:
+        side = "larger" if distinct[0].beta > 0 else "smaller"  # the other surface bounds more failures, or more safety
         warnings.warn(
             f"There is another design point, at {near[0]:.4g} beside {distinct[0].beta:.4g}: the probability of "
-            "failure is larger than that of one tangent plane.",
+            f"failure is {side} than that of one tangent plane.",
             UncertaintyWarning,
             stacklevel=3,
         )

@@ -138,11 +138,14 @@ def test_importance_sampling_sees_curvature() -> None:
 def test_another_design_point_is_reported() -> None:
     system = closed_form({"a": 0.0, "b": 0.0}, lambda a, b: a * (a + 0.2) + 0.1 * b)
     inputs = dh.Inputs(system, {"a": stats.norm(), "b": stats.norm()})
-    with pytest.warns(dh.UncertaintyWarning, match="another design point"):
+    with pytest.warns(dh.UncertaintyWarning, match=r"another design point.*larger"):
         found = dh.form(system, SPAN, inputs, above=9.0, starts=6, **CLOSE)
     assert len(found.others) == 1
     assert found.x[0] > 0 > found.others[0].x[0] or found.x[0] < 0 < found.others[0].x[0]
     assert abs(found.others[0].beta) > abs(found.beta)
+    with pytest.warns(dh.UncertaintyWarning, match=r"another design point.*smaller"):
+        safe = dh.form(system, SPAN, inputs, below=9.0, starts=6, **CLOSE)
+    assert safe.importance_sampling(1024).value < safe.probability
 
 
 def test_runs_that_fail_shorten_the_step() -> None:
