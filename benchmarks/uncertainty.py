@@ -2,7 +2,7 @@
 
     python benchmarks/uncertainty.py [--write] [--pictures]
 
-Numbers of runs include those of checks. CPU time of the whole process, on all its threads. Takes about a minute.
+Numbers of runs include those of checks. CPU time of the whole process, on all its threads. Takes about two minutes.
 """
 
 from __future__ import annotations
@@ -110,7 +110,9 @@ def executions() -> list[list[str]]:
 
 
 def with_error(estimate: dh.Estimate, form: str) -> str:
-    """An estimate and its standard error."""
+    """An estimate and its standard error, if it has one."""
+    if np.isnan(estimate.standard_error):
+        return f"{estimate.value:g}"
     return f"{form.format(estimate.value)} ± {estimate.standard_error:.0e}"
 
 
@@ -119,7 +121,7 @@ def errors() -> tuple[list[list[str]], dict[str, list[float]]]:
     inputs = material(0.5)
     reference = dh.monte_carlo(inputs.system, SPAN, inputs, REFERENCE, functional="G", seed=99, **RUN)
     mean, std = reference.mean.value, reference.std.value
-    rows, curves = [["sampler", *(f"error, n = {n}" for n in SIZES), *(f"standard error, n = {n}" for n in SIZES)]], {}
+    rows, curves = [["sampler", *(f"n = {n}" for n in SIZES)]], {}
     for sampler in SAMPLERS:
         found = [
             [dh.monte_carlo(inputs.system, SPAN, inputs, n, functional="G", sampler=sampler, seed=seed, **RUN).mean
@@ -128,7 +130,7 @@ def errors() -> tuple[list[list[str]], dict[str, list[float]]]:
         ]  # fmt: skip
         true = [np.sqrt(np.mean([((own.value - mean) / std) ** 2 for own in same])) for same in found]
         stated = [np.sqrt(np.mean([(own.standard_error / std) ** 2 for own in same])) for same in found]
-        rows.append([sampler, *(f"{value:.1e}" for value in (*true, *stated))])
+        rows.append([sampler, *(f"{a:.1e} ({b:.1e})" for a, b in zip(true, stated, strict=True))])
         curves[sampler] = true
     return rows, curves
 
@@ -240,6 +242,7 @@ def draw(sample: dh.MonteCarlo, indices: dh.SobolIndices, curves: dict[str, list
     """The pictures of the page."""
     figure = new_figure(1, 2, size=(9.6, 3.4))
     sample.plot(LEVEL, axes=figure.axes[0])
+    figure.axes[0].locator_params(axis="x", nbins=5)
     indices.plot(axes=figure.axes[1])
     save(figure, PICTURES / "oscillator.png", dpi=110)
     figure = new_figure(size=(6.0, 3.6))
@@ -253,7 +256,7 @@ def draw(sample: dh.MonteCarlo, indices: dh.SobolIndices, curves: dict[str, list
     axes.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
     axes.spines[["top", "right"]].set_visible(False)
     save(figure, PICTURES / "samplers.png", dpi=110)
-    figure = new_figure(size=(6.4, 4.6))
+    figure = new_figure(size=(6.0, 6.0))
     draw_limit_state(figure.axes[0], found)
     save(figure, PICTURES / "limit_state.png", dpi=110)
 
@@ -269,21 +272,22 @@ def draw_limit_state(axes: Any, found: dh.Form) -> None:
     runs = dh.batch(system, BALL_SPAN, parameters=inputs.table(u), functional="height", **TIGHT)
     shape = (ticks.size, ticks.size)
     filled = axes.contourf(ticks, ticks, runs.functionals["height"].reshape(shape), levels=16, cmap="Blues")
-    axes.figure.colorbar(filled, label="height at t = 2 s, m")
+    axes.figure.colorbar(filled, ax=axes, label="height at t = 2 s, m", pad=0.02, shrink=0.8)
     axes.contour(ticks, ticks, runs.functionals["height"].reshape(shape), levels=[BALL_LIMIT], colors="C3")
     count = runs.n_events.reshape(shape)
     axes.contour(ticks, ticks, count, levels=np.arange(1.5, count.max()), colors="0.25", linestyles=":", linewidths=1)
     along = np.array([-found.alpha[1], found.alpha[0]])
-    axes.axline(found.u, found.u + along, color="C1", linewidth=1.3, label="its tangent: the limit of FORM")
+    axes.plot([], [], color="C3", label=f"height = {BALL_LIMIT:g} m")
+    axes.axline(found.u, found.u + along, color="C1", linewidth=1.3, label="tangent: the limit of FORM")
+    axes.plot(*zip((0, 0), found.u, strict=True), color="black", linewidth=1)
+    axes.plot(*found.u, "o", color="black", label=f"design point, beta = {found.beta:.3f}")
     points = inputs.to_normal(inputs.sample(256)[:, list(inputs.indices)])
     axes.plot(*points.T, ".", color="0.35", markersize=2.5, label="256 Sobol points")
-    axes.plot([], [], color="C3", label=f"height = {BALL_LIMIT:g} m")
-    axes.plot([], [], color="0.25", linestyle=":", label="the number of bounces changes")
-    axes.plot(*found.u, "o", color="black", label="design point")
+    axes.plot([], [], color="0.25", linestyle=":", label="number of bounces changes")
     axes.set(xlim=(-DRAWN, DRAWN), ylim=(-DRAWN, DRAWN), aspect="equal")
     axes.set_xlabel("u of the restitution e")
     axes.set_ylabel("u of the drop height h")
-    axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.6, -0.14), ncols=2, frameon=False)
+    axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.55, -0.1), ncols=2, frameon=False)
 
 
 def main() -> None:
