@@ -22,7 +22,15 @@ from dae_hybrid.uncertainty.design_point import LimitPoint, LimitState, search
 from dae_hybrid.uncertainty.errors import UncertaintyError, UncertaintyWarning
 from dae_hybrid.uncertainty.inputs import Inputs, check_inputs, checked_seed, owners
 from dae_hybrid.uncertainty.monte_carlo import replicate_points
-from dae_hybrid.uncertainty.runs import MAX_FAILED, evaluate, many, refuse_failures, scalar_functional
+from dae_hybrid.uncertainty.runs import (
+    MAX_FAILED,
+    checked_share,
+    evaluate,
+    many,
+    refuse_failures,
+    scalar_functional,
+    warn_of_failures,
+)
 from dae_hybrid.uncertainty.statistics import Estimate, by_replicates, threshold
 
 #: distances in standard deviations: of starts from the origin, of probes beside the design point, of distinct points
@@ -130,13 +138,19 @@ class Form:
             An argument is invalid.
         UncertaintyError
             Too many runs failed.
+
+        Warns
+        -----
+        UncertaintyWarning
+            Runs failed.
         """
-        state, count = self._limit_state, positive_integer("n", n)
+        state, count, share = self._limit_state, positive_integer("n", n), checked_share(max_failed)
         parts = positive_integer("replicates", replicates)
         z = replicate_points(state.inputs, count, parts, "sobol", seed)
         rows = state.parameters(z + self.u)
         runs = evaluate(state.inputs.system, state.t_span, rows, self.functional, None, None, self._call)
-        refuse_failures("run", runs.errors, max_failed)
+        refuse_failures("run", runs.errors, share)
+        warn_of_failures("run", runs.errors, 2)
         weights = np.exp(-z @ self.u - 0.5 * self.u @ self.u)
         fails = np.where(state.of_values(runs.values) <= 0, weights, 0.0)
         fails[~runs.ok] = np.nan

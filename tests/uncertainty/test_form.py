@@ -154,6 +154,12 @@ def test_runs_that_fail_shorten_the_step() -> None:
     with pytest.warns(dh.UncertaintyWarning, match="or runs fail there"):
         found = dh.form(FRAGILE, SPAN, inputs, below=0.02, **CLOSE)
     np.testing.assert_allclose(found.beta, (2 - 0.5 - 0.02**2) / 0.5, rtol=1e-6)
+    with pytest.raises(dh.UncertaintyError, match="may be omitted"):  # about half of the runs
+        found.importance_sampling(64)
+    with pytest.warns(dh.UncertaintyWarning, match="of 64 failed"):
+        found.importance_sampling(64, max_failed=0.9)
+    with pytest.raises(dh.OptionError, match="max_failed"):
+        found.importance_sampling(64, max_failed=np.nan)
 
 
 def test_a_limit_out_of_reach_is_refused() -> None:
