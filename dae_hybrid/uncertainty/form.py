@@ -125,7 +125,8 @@ class Form:
     ) -> Estimate:
         """Estimate the probability of failure from a sample around the design point, which sees curvature and kinks.
 
-        Other design points are seen only if the sample reaches them.
+        Other design points are seen only if the sample reaches them. Runs that fail have no value beyond the limit: the
+        estimate is the probability that a run succeeds and has one.
 
         Parameters
         ----------
@@ -152,8 +153,7 @@ class Form:
         refuse_failures("run", runs.errors, share)
         warn_of_failures("run", runs.errors, 2)
         weights = np.exp(-z @ self.u - 0.5 * self.u @ self.u)
-        fails = np.where(state.of_values(runs.values) <= 0, weights, 0.0)
-        fails[~runs.ok] = np.nan
+        fails = np.where(state.of_values(runs.values) <= 0, weights, 0.0)  # NaN, of runs that fail, is not
         return by_replicates(fails, np.repeat(np.arange(parts), count // parts), np.mean)
 
     def __repr__(self) -> str:

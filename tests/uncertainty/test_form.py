@@ -162,6 +162,14 @@ def test_runs_that_fail_shorten_the_step() -> None:
         found.importance_sampling(64, max_failed=np.nan)
 
 
+def test_runs_that_fail_have_no_value_beyond_the_limit() -> None:
+    """G = sqrt(a - 1/2) is below 1/2 for a from 1/2 to 3/4; runs fail below, in a third of the sample."""
+    found = dh.form(FRAGILE, SPAN, dh.Inputs(FRAGILE, {"a": stats.norm(2, 0.5)}), below=0.5, **CLOSE)
+    with pytest.warns(dh.UncertaintyWarning, match="of 1024 failed"):
+        sampled = found.importance_sampling(1024, max_failed=0.5)
+    assert abs(sampled.value - (stats.norm.cdf(-2.5) - stats.norm.cdf(-3))) < 5 * sampled.standard_error
+
+
 def test_a_limit_out_of_reach_is_refused() -> None:
     system = closed_form({"a": 0.0}, lambda a: ca.tanh(a))
     with pytest.raises(dh.UncertaintyError, match="No design point") as caught:
