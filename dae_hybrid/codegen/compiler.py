@@ -89,6 +89,12 @@ def _compiler_identity(command: tuple[str, ...]) -> str:
     return " ".join(command) + "\n" + done.stdout
 
 
+def compiler_version() -> str:
+    """The first line that the compiler says of its version; empty without a compiler."""
+    command = find_compiler()
+    return "" if command is None else _compiler_identity(command).partition("\n")[2].partition("\n")[0]
+
+
 @cache
 def _machine() -> str:
     """Describe the target of "native" tuning; a home directory may be shared by different machines."""

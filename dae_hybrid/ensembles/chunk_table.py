@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dae_hybrid.ensembles.failures import FailedRun
-from dae_hybrid.ensembles.results_store import REMEDY
+from dae_hybrid.ensembles.results_store import REMEDY, REMOVE
 from dae_hybrid.errors import StoreError
 
 #: seconds after which another client may take over the chunks of one that is no longer heard of
@@ -27,12 +27,17 @@ TIMEOUT = 60.0
 #: states of a chunk; a suspect may have killed a worker, and runs while nothing else does
 WAITING, RUNNING, SUSPECT, DONE = "waiting", "running", "suspect", "done"
 SCHEMA = """
-create table if not exists chunks (
+create table chunks (
     first integer primary key, last integer not null, block integer not null, state text not null,
     attempts integer not null default 0, error text, owner text, lease real
 );
-create index if not exists by_state on chunks (state, block);
-create table if not exists failures (run integer primary key, report text not null);
+create index by_state on chunks (state, block);
+create table failures (run integer primary key, report text not null);
+"""
+#: last run, sum of the lengths of chunks, and number of chunks that do not begin where another ends or have no state
+CHECK = """
+select max(last), sum(last - first), sum(first != before or state not in (?, ?, ?, ?))
+from (select first, last, state, lag(last, 1, 0) over (order by first) as before from chunks)
 """
 
 
@@ -64,19 +69,47 @@ class ChunkTable:
                 _address(path, is_read_only), uri=True, timeout=TIMEOUT, isolation_level=None, check_same_thread=False
             )
             self.close = weakref.finalize(self, self._db.close)
-            if is_read_only:
-                self._db.execute("select first from chunks limit 1")
-                return
-            if path is not None:  # commits survive a killed process
+            if path is not None and not is_read_only:  # commits survive a killed process
                 self._db.execute("pragma journal_mode=wal")
                 self._db.execute("pragma synchronous=normal")
-            self._db.executescript(SCHEMA)
 
     def lay_out(self, count: int, chunk: int) -> None:
         """Create the chunks of `count` runs."""
         rows = ((first, min(first + chunk, count), i, WAITING) for i, first in enumerate(range(0, count, chunk)))
+        with self._told():
+            self._db.executescript(SCHEMA)
         with self._transaction() as db:
             db.executemany("insert into chunks (first, last, block, state) values (?, ?, ?, ?)", rows)
+
+    def check(self, count: int) -> None:
+        """Check that the chunks are those of `count` runs.
+
+        Raises
+        ------
+        StoreError
+            The table is damaged.
+        """
+        with self._told():
+            rows = self._db.execute(CHECK, (WAITING, RUNNING, SUSPECT, DONE)).fetchone()
+            self._db.execute("select run, report from failures limit 1")
+        if rows != (count, count, 0):
+            raise StoreError(
+                f"The table of chunks {self._name!r} is damaged: its chunks are not those of {count} runs.",
+                remedy=REMOVE,
+            )
+
+    def blocks_done(self) -> list[int]:
+        """Blocks with chunks that are done."""
+        with self._told():
+            return [
+                block for (block,) in self._db.execute("select distinct block from chunks where state = ?", (DONE,))
+            ]
+
+    def repeat(self, blocks: Sequence[int]) -> None:
+        """Let all chunks of some blocks wait again."""
+        with self._transaction() as db:
+            for block in blocks:
+                db.execute("update chunks set state = ? where block = ? and state = ?", (WAITING, block, DONE))
 
     # -- claims ---------------------------------------------------------------------------------------------
 

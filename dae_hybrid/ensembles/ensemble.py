@@ -208,21 +208,21 @@ def _opened(path: Path, facts: dict[str, Any], given: Array) -> Ensemble | None:
     """Open the store of the same call; None if there is none."""
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return None
-    found = Ensemble.open(path)
+    found = Ensemble._opened(path, is_read_only=not os.access(path, os.W_OK))
     different = differences(found._facts, facts) or _different_inputs(found, given)
     if different:
         raise StoreError(
             f"The store {str(path)!r} belongs to another call: {'; '.join(different)}.",
             remedy="Pass another store=, or repeat the call to which this one belongs.",
         )
-    return found if found.complete else Ensemble._opened(path, is_read_only=False)
+    return found
 
 
 def _different_inputs(found: Ensemble, given: Array) -> list[str]:
     stored = found._arrays.given
     if stored.shape != given.shape:
         return [f"parameters and initial values: stored {stored.shape[0]} runs, now {given.shape[0]}"]
-    differing = np.argwhere(stored != given)
+    differing = np.argwhere((stored != given) | (np.signbit(stored) != np.signbit(given)))
     if not differing.size:
         return []
     run, column = differing[0].tolist()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
+import pickle
 import platform
 from collections.abc import Mapping
 from dataclasses import fields
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dae_hybrid.codegen.compiler import compiler_version
 from dae_hybrid.compile.origin import Origin
 from dae_hybrid.errors import UnsupportedError
 from dae_hybrid.interface.prepared_case import CheckedCall
@@ -19,7 +22,7 @@ from dae_hybrid.numeric_input import shown
 from dae_hybrid.statement.pickling import packed, unpacked
 
 #: packages on which the last digit of a result depends
-PACKAGES = ("dae_hybrid", "casadi", "sundials4py", "numpy")
+PACKAGES = ("dae_hybrid", "casadi", "sundials4py", "numpy", "scipy")
 
 
 def versions() -> dict[str, str]:
@@ -40,7 +43,7 @@ def identity(case: CheckedCall, strict: bool, duality: bool | float) -> dict[str
     Raises
     ------
     UnsupportedError
-        The model calls functions outside of its expressions, which cannot be compared.
+        The model calls functions outside of its expressions, or an option is a function that cannot be compared.
     """
     system, setup = case.system, case.setup
     if not isinstance(system.remake, Origin):
@@ -56,6 +59,7 @@ def identity(case: CheckedCall, strict: bool, duality: bool | float) -> dict[str
         "equations": _statement_digest(content, expressions),
         "build options": {name: shown(value) for name, value in build.items() if name != "native"},
         "compiled": system.native,
+        "compiler": compiler_version() if system.native else None,
         "t_span": list(setup.span),
         "t_eval": None if setup.t_eval is None else setup.t_eval.tolist(),
         "x0": [] if case.starts is None else list(case.starts.layout.labels()),
@@ -65,7 +69,7 @@ def identity(case: CheckedCall, strict: bool, duality: bool | float) -> dict[str
         "strict": strict,
         "duality": duality,
     }
-    options = {f"option {f.name}": _plain(getattr(setup.options, f.name)) for f in fields(setup.options)}
+    options = {f"option {f.name}": _plain(f.name, getattr(setup.options, f.name)) for f in fields(setup.options)}
     facts |= options | {f"version of {name}": text for name, text in versions().items()}
     restored: dict[str, Any] = json.loads(json.dumps(facts))
     return restored
@@ -76,7 +80,7 @@ def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [
         f"{name}: {_difference(stored.get(name), now.get(name))}"
         for name in {**stored, **now}
-        if stored.get(name) != now.get(name)
+        if json.dumps(stored.get(name)) != json.dumps(now.get(name))  # 1.0 and True are equal in Python
     ]
 
 
@@ -95,12 +99,20 @@ def _statement_digest(content: bytes, expressions: str) -> str:
     return hashlib.sha256(again[0] + again[1].encode()).hexdigest()[:16]
 
 
-def _plain(value: object) -> Any:
-    """Return a value of an option as JSON can hold it."""
+def _plain(name: str, value: object) -> Any:
+    """Return a value of an option as JSON can hold it; a function as the digest of its pickle and source."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(own) for key, own in value.items()}
+        return {str(key): _plain(name, own) for key, own in value.items()}
     if isinstance(value, np.ndarray):
         return value.tolist()
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', None) or repr(value)}"
+    try:
+        content = pickle.dumps(value)
+        content += inspect.getsource(value).encode() if inspect.isfunction(value) else b""
+    except Exception as reason:
+        raise UnsupportedError(
+            f"The option {name}={shown(value)} cannot be compared with that of a store: {reason}.",
+            remedy="Pass a function of a module, not one that is defined within another; or omit store=.",
+        ) from reason
+    return hashlib.sha256(content).hexdigest()[:16]

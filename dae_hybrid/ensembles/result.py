@@ -165,6 +165,15 @@ class Ensemble:
         except (KeyError, TypeError, ValueError) as reason:
             raise StoreError(f"The store {str(path)!r} is damaged: {reason}.") from reason
         table = ChunkTable(path / TABLE, is_read_only=is_read_only)
+        lost = arrays.blocks_missing(layout, table.blocks_done())
+        table.check(len(arrays.given))
+        if lost and is_read_only:
+            raise StoreError(
+                f"The store {str(path)!r} lacks files of {len(lost)} chunks that are done.",
+                remedy="Repeat the call of dh.ensemble with this store: it carries out their runs again.",
+            )
+        if lost:
+            table.repeat(lost)
         return cls(layout, arrays, table, arrays.t, path, facts)
 
     def _with(self, case: CheckedCall) -> Ensemble:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -17,6 +17,7 @@ from dae_hybrid.trajectory.datasets import optional
 #: rows of an array of inputs in one file
 ROWS_OF_INPUT = 65_536
 REMEDY = "Free space or mend the file system; the same call then continues from the chunks that are done."
+REMOVE = "Remove the store and repeat the call, or restore the store from a copy."
 
 
 class ResultArrays(Protocol):
@@ -57,7 +58,7 @@ class ZarrArrays:
 
     def __init__(self, path: Path, *, is_read_only: bool) -> None:
         zarr = optional("zarr", "A store of an ensemble", "ensemble")
-        with told(path):
+        with told(path, "read", REMOVE), zarr.config.set({"array.write_empty_chunks": True}):
             self._group = zarr.open_group(path, mode="r" if is_read_only else "r+")
             self._arrays = {name: self._group[name] for name in self._group.array_keys()}
         self._path = path
@@ -97,6 +98,26 @@ class ZarrArrays:
         """Output times."""
         return self.read("t") if "t" in self._arrays else None
 
+    def blocks_missing(self, layout: ResultLayout, blocks: Iterable[int]) -> list[int]:
+        """The blocks, chunks of the arrays, that lack a file or have an empty one.
+
+        Raises
+        ------
+        StoreError
+            A file of the inputs or of the output times is missing, or a whole array.
+        """
+        fixed = ("given", "t") if layout.n_t else ("given",)
+        for name in (*fixed, *layout.arrays):
+            found = self._arrays.get(name)
+            chunks = 0 if found is None or name not in fixed else -(-found.shape[0] // found.chunks[0])
+            if found is None or not all(self._has(name, block) for block in range(chunks)):
+                raise StoreError(f"The store {str(self._path)!r} lacks files of the array {name!r}.", remedy=REMOVE)
+        return [block for block in blocks if not all(self._has(name, block) for name in layout.arrays)]
+
+    def _has(self, name: str, block: int) -> bool:
+        file = self._path.joinpath(name, "c", str(block), *["0"] * (self._arrays[name].ndim - 1))
+        return file.is_file() and file.stat().st_size > 0
+
     def write(self, first: int, rows: Mapping[str, Array]) -> None:
         """See `ResultArrays`."""
         with told(self._path):
@@ -105,14 +126,14 @@ class ZarrArrays:
 
     def read(self, name: str, first: int = 0, last: int | None = None) -> Array:
         """See `ResultArrays`."""
-        with told(self._path):
+        with told(self._path, f"read (array {name!r})", REMOVE):
             return np.asarray(self._arrays[name][first:last])
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
+def told(path: Path, how: str = "written", remedy: str = REMEDY) -> Iterator[None]:
     """Raise a `StoreError` for what the file system or a damaged file raises."""
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError) as reason:
-        raise StoreError(f"The store {str(path)!r} cannot be read or written: {reason}.", remedy=REMEDY) from reason
+        raise StoreError(f"The store {str(path)!r} cannot be {how}: {reason}.", remedy=remedy) from reason

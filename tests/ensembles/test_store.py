@@ -10,10 +10,12 @@ import socket
 import sqlite3
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import client
+import deadly
 import numpy as np
 import pytest
 
@@ -214,6 +216,84 @@ def test_damage_is_noticed(system: dh.HybridSystem, tmp_path: Path) -> None:
     (path / TABLE).write_bytes(b"not a database at all, but long enough to be looked at" * 100)
     with pytest.raises(dh.StoreError, match="table of chunks"):
         dh.Ensemble.open(path)
+
+
+DAMAGE = {
+    "tables missing": "drop table chunks",
+    "a row missing": "delete from chunks where first = 6",
+    "last row missing": "delete from chunks where first = 117",
+    "rows that overlap": "update chunks set last = 12 where first = 6",
+    "an unknown state": "update chunks set state = 'asleep' where first = 6",
+    "no table of failures": "drop table failures",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_table_of_chunks_is_refused(system: dh.HybridSystem, whole: Path, tmp_path: Path, name: str) -> None:
+    path = shutil.copytree(whole, tmp_path / "store")
+    with sqlite3.connect(path / TABLE) as db:
+        db.execute(DAMAGE[name])
+    db.close()
+    for read in (dh.Ensemble.open, lambda own: dh.ensemble(system, (0, 1), store=own, **client.CALL)):
+        with pytest.raises(dh.StoreError, match="table of chunks"):
+            read(path)
+
+
+def test_runs_whose_files_are_lost_are_carried_out_again(system: dh.HybridSystem, whole: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(whole, tmp_path / "store")
+    (path / ARRAYS / "values/c/3/0").unlink()
+    (path / ARRAYS / "counts/c/5/0").unlink()
+    (path / ARRAYS / "gradients/c/7/0/0").write_bytes(b"")
+    with pytest.raises(dh.StoreError, match="lacks files of 3 chunks that are done"):
+        dh.Ensemble.open(path)
+    runs: list[int] = []
+    assert dh.ensemble(
+        system, (0, 1), store=path, progress=lambda state: runs.append(state.done), **client.CALL
+    ).complete
+    assert min(runs) >= client.COUNT - 9
+    assert files(path) == files(whole)
+
+
+@pytest.mark.parametrize("name", ["given", "given/c/0/0", "t", "t/c/0", "values"])
+def test_files_that_no_run_restores_are_refused(
+    system: dh.HybridSystem, whole: Path, tmp_path: Path, name: str
+) -> None:
+    path = shutil.copytree(whole, tmp_path / "store")
+    lost = path / ARRAYS / name
+    if lost.is_dir():
+        shutil.rmtree(lost)
+    else:
+        lost.unlink()
+    for read in (dh.Ensemble.open, lambda own: dh.ensemble(system, (0, 1), store=own, **client.CALL)):
+        with pytest.raises(dh.StoreError, match=f"lacks files of the array '{name.partition('/')[0]}'"):
+            read(path)
+
+
+def test_results_of_failed_runs_alone_are_no_damage(tmp_path: Path, system: dh.HybridSystem) -> None:
+    call = {"parameters": {"k": np.linspace(1, 2, 6)}, "max_steps": 1, "chunk": 2, "store": tmp_path / "store"}
+    assert len(dh.ensemble(system, (0, 1), **call).failures) == 6
+    assert not dh.Ensemble.open(tmp_path / "store").ok.any()
+    assert len(dh.ensemble(system, (0, 1), **call).failures) == 6
+
+
+def test_options_that_python_takes_for_equal_are_compared(system: dh.HybridSystem, tmp_path: Path) -> None:
+    call = {"parameters": {"k": [1.0, 2.0]}, "x0": {"x": [0.0, 1.0]}, "store": tmp_path / "store"}
+    dh.ensemble(system, (0, 1), gradient="adjoint", duality=1.0, **call)
+    with pytest.raises(dh.StoreError, match=r"duality: stored 1\.0, now True"):
+        dh.ensemble(system, (0, 1), gradient="adjoint", duality=True, **call)
+    with pytest.raises(dh.StoreError, match=r"stored 0\.0, now -0\.0"):
+        dh.ensemble(system, (0, 1), gradient="adjoint", duality=1.0, **call | {"x0": {"x": [-0.0, 1.0]}})
+
+
+def test_functions_are_compared_by_their_content(tmp_path: Path) -> None:
+    system = deadly.decay()
+    call = {"parameters": {"k": [1.0, 2.0]}, "store": tmp_path / "store", **deadly.OPTIONS}
+    dh.ensemble(system, (0, 1), preconditioner=deadly.preconditioner, **call)
+    assert dh.ensemble(system, (0, 1), preconditioner=deadly.preconditioner, **call).complete
+    with pytest.raises(dh.StoreError, match="option preconditioner"):
+        dh.ensemble(system, (0, 1), preconditioner=partial(deadly.preconditioner), **call)
+    with pytest.raises(dh.UnsupportedError, match="a function of a module"):
+        dh.ensemble(system, (0, 1), preconditioner=lambda matrix: deadly.preconditioner(matrix), **call)
 
 
 def test_a_full_disk_loses_nothing(system: dh.HybridSystem, whole: Path, tmp_path: Path, monkeypatch) -> None:
