@@ -92,6 +92,14 @@ def test_a_failed_run_has_no_likelihood_and_is_counted(posterior: Any, system: A
     assert log_posterior.failures == {"ZenoError": 1}
 
 
+def test_a_gradient_beside_a_kink_is_one_sided_with_a_warning(posterior: Any, system: Any) -> None:
+    h = 9.81 * posterior.TIMES[0] ** 2 / 2  # the first bounce is at the first measurement
+    beside = np.array([[np.log(h) + 1e-9, 1.5]])
+    with pytest.warns(dh.DerivativeWarning, match="one-sided"):
+        found = posterior.LogPosterior(system, gradient=True)(beside)
+    assert found[0, 0] == pytest.approx(exact(posterior, beside[0]), rel=1e-6)
+
+
 def test_the_grid_has_converged_and_contains_the_posterior(posterior: Any, system: Any, grid: Any) -> None:
     coarse = posterior.on_grid(system, n=41)
     assert coarse.mean == pytest.approx(grid.mean, abs=2e-4)
