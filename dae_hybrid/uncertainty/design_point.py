@@ -14,7 +14,7 @@ from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.uncertainty.errors import UncertaintyError
 from dae_hybrid.uncertainty.inputs import Inputs
-from dae_hybrid.uncertainty.runs import cheapest
+from dae_hybrid.uncertainty.runs import Execution, Runs, cheapest, evaluate
 
 #: of the line search: share of the expected decrease, factor of the penalty, longest step, number of halvings
 DECREASE, PENALTY, LONGEST, HALVINGS = 1e-4, 2.0, 4.0, 25
@@ -75,12 +75,12 @@ class LimitState:
         self, system: HybridSystem, t_span: Sequence[float], inputs: Inputs, functional: str, limit: float, sign: int,
         wrt: Sequence[str], p: Array, call: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        self.inputs, self.t_span, self.count = inputs, t_span, 0
+        self.inputs, self.count = inputs, 0
+        self._system, self._t_span, self._wrt, self._call = system, t_span, wrt, call
         self._limit, self._sign, self._p = limit, sign, p
         self.columns = list(system.parameter_indices(wrt))
         self._random = [self.columns.index(i) for i in inputs.indices]
-        self.analysis = cheapest(len(self.columns))
-        self._functional = functional
+        self.analysis, self._functional = cheapest(len(self.columns)), functional
         self._run = prepare(system, t_span, functional=functional, derivatives=self.analysis, wrt=wrt, **call)
 
     def parameters(self, u: Array) -> Array:
@@ -92,6 +92,14 @@ class LimitState:
     def of_values(self, values: Array) -> Array:
         """The limit state of values of the functional."""
         return np.asarray(self._sign * (self._limit - values))
+
+    def sample(self, u: Array, *, gradient: bool = False, execution: Execution | None = None) -> Runs:
+        """Runs at many points u, (n, k)."""
+        self.count += len(u)
+        analysis, wrt = (self.analysis, self._wrt) if gradient else (None, None)
+        return evaluate(
+            self._system, self._t_span, self.parameters(u), self._functional, analysis, wrt, self._call, execution
+        )
 
     def __call__(self, u: Array) -> LimitPoint:
         """Evaluate a point.

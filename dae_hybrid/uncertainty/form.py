@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import logsumexp, ndtr
 
 from dae_hybrid.errors import DaeHybridError, OptionError
 from dae_hybrid.interface.api import RunOptions
@@ -25,8 +25,6 @@ from dae_hybrid.uncertainty.monte_carlo import replicate_points
 from dae_hybrid.uncertainty.runs import (
     MAX_FAILED,
     checked_share,
-    evaluate,
-    many,
     refuse_failures,
     scalar_functional,
     warn_of_failures,
@@ -39,6 +37,8 @@ START, BESIDE, DISTINCT = 2.0, 0.1, 0.05
 NEXT_BETA = 1.0
 #: points between the origin and the design point at which the sign of the limit state is checked, unless it is so near
 ON_RAY, AT_ORIGIN = 16, 1e-3
+#: least effective number of runs in an estimate by importance sampling
+FEW = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +108,6 @@ class Form:
     beside: Array
     n_runs: int
     _limit_state: LimitState = field(repr=False)
-    _call: Mapping[str, Any] = field(repr=False)
 
     @property
     def probability_gradient(self) -> Array:
@@ -123,38 +122,68 @@ class Form:
     def importance_sampling(
         self, n: int, *, replicates: int = 8, seed: int | None = 0, max_failed: float = MAX_FAILED
     ) -> Estimate:
-        """Estimate the probability of failure from a sample around the design point, which sees curvature and kinks.
+        """Estimate the probability of failure from a sample around the design points, which sees curvature and kinks.
 
-        Other design points are seen only if the sample reaches them. Runs that fail have no value beyond the limit: the
-        estimate is the probability that a run succeeds and has one.
+        Points are drawn from a mixture of standard normal distributions, one around each of the design points found,
+        with equal shares. If the origin fails, the probability of the complement is estimated. Runs that fail have no
+        value beyond the limit: the estimate is the probability that a run succeeds and has one.
 
         Parameters
         ----------
         n, replicates, seed, max_failed
             As in `monte_carlo`; scrambled Sobol points.
 
+        Returns
+        -------
+        Estimate
+            Its standard error is NaN if no run is on the other side of the limit from the origin.
+
         Raises
         ------
         OptionError
-            An argument is invalid.
+            An argument is invalid, or a replicate has fewer runs than there are design points.
         UncertaintyError
             Too many runs failed.
 
         Warns
         -----
         UncertaintyWarning
-            Runs failed.
+            Runs failed, or too few are on the other side of the limit from the origin.
+
+        References
+        ----------
+        A. B. Owen, Y. Zhou, Safe and effective importance sampling, Journal of the American Statistical Association 95
+        (2000), 135-143.
         """
         state, count, share = self._limit_state, positive_integer("n", n), checked_share(max_failed)
         parts = positive_integer("replicates", replicates)
         z = replicate_points(state.inputs, count, parts, "sobol", seed)
-        rows = state.parameters(z + self.u)
-        runs = evaluate(state.inputs.system, state.t_span, rows, self.functional, None, None, self._call)
+        centres, each = np.stack([self.u, *(point.u for point in self.others)]), count // parts
+        if each < len(centres):
+            raise OptionError(
+                f"n / replicates must be at least {len(centres)}, the number of design points; got {count} / {parts}."
+            )
+        own = np.tile(np.arange(each) * len(centres) // each, parts)  # consecutive Sobol points are balanced
+        u, shares = z + centres[own], np.bincount(own) / count
+        runs = state.sample(u)
         refuse_failures("run", runs.errors, share)
         warn_of_failures("run", runs.errors, 2)
-        weights = np.exp(-z @ self.u - 0.5 * self.u @ self.u)
-        fails = np.where(state.of_values(runs.values) <= 0, weights, 0.0)  # NaN, of runs that fail, is not
-        return by_replicates(fails, np.repeat(np.arange(parts), count // parts), np.mean)
+        weights = np.exp(-logsumexp(u @ centres.T - 0.5 * (centres**2).sum(axis=1), axis=1, b=shares))
+        fails = state.of_values(runs.values) <= 0  # not where a run fails: its value is NaN
+        is_safe = self.beta >= 0
+        across = fails if is_safe else ~fails
+        weights = np.where(across, weights, 0.0)
+        found = by_replicates(weights, np.repeat(np.arange(parts), each), np.mean)
+        effective = weights.sum() ** 2 / (weights @ weights) if across.any() else 0.0  # L. Kish, Survey Sampling, 1965
+        if effective < FEW:
+            warnings.warn(
+                f"The estimate rests on an effective number of {effective:.2g} of {count} runs: it and its standard "
+                "error are unreliable. Use more runs, or monte_carlo.",
+                UncertaintyWarning,
+                stacklevel=2,
+            )
+        error = found.standard_error if effective else np.nan
+        return Estimate(found.value if is_safe else 1 - found.value, error)
 
     def __repr__(self) -> str:
         return f"<Form of '{self.functional}': beta {self.beta:.6g}, probability {self.probability:.4g}>"
@@ -276,8 +305,8 @@ def form(
         raise _unconverged(errors)
     distinct = _distinct(found)
     best = distinct[0]
-    _check_nearest(state, best, name, call)
-    beside = _beside(state, best, system, name, call)
+    _check_nearest(state, best)
+    beside = _beside(state, best)
     _warn(distinct, len(beside))
     labels = system.parameters.labels()
     return Form(
@@ -286,8 +315,7 @@ def form(
         gradient=best.by_parameters[[state.columns.index(i) for i in wanted]] / best.steepness,
         wrt=tuple(labels[i] for i in wanted),
         others=tuple(DesignPoint(point.beta, point.u, own.from_normal(point.u)) for point in distinct[1:]),
-        unsuccessful=tuple(errors), beside=beside, n_runs=state.count + ON_RAY + 2 * len(own), _limit_state=state,
-        _call=call,
+        unsuccessful=tuple(errors), beside=beside, n_runs=state.count, _limit_state=state,
     )  # fmt: skip
 
 
@@ -319,11 +347,10 @@ def _distinct(points: Sequence[LimitPoint]) -> list[LimitPoint]:
     return found
 
 
-def _check_nearest(state: LimitState, best: LimitPoint, functional: str, call: Mapping[str, Any]) -> None:
+def _check_nearest(state: LimitState, best: LimitPoint) -> None:
     """Refuse a point if the limit state changes sign between the origin and it: the surface has a nearer part."""
     places = np.linspace(0, 1, ON_RAY, endpoint=False)
-    rows = state.parameters(np.outer(places, best.u))
-    values = state.of_values(many(state.inputs.system, state.t_span, rows, functional, None, None, call).values[:, 0])
+    values = state.of_values(state.sample(np.outer(places, best.u)).values)
     crossed = np.flatnonzero(values * best.beta < 0)
     if crossed.size and abs(best.beta) > AT_ORIGIN:
         s = places[crossed[0]]
@@ -342,16 +369,11 @@ def _importance(inputs: Inputs, point: LimitPoint) -> Array:
     return np.asarray(gamma**2 / (gamma @ gamma))
 
 
-def _beside(
-    state: LimitState, best: LimitPoint, system: HybridSystem, functional: str, call: Mapping[str, Any]
-) -> Array:
+def _beside(state: LimitState, best: LimitPoint) -> Array:
     """Points beside the design point, along the normal and the surface, with another sequence of events."""
     frame = np.linalg.qr(np.column_stack([best.alpha, np.eye(best.u.size)]))[0].T[: best.u.size]
     probes = best.u + BESIDE * np.vstack([frame, -frame])
-    rows = state.parameters(probes)
-    names = owners(system, state.columns)
-    runs = many(system, state.t_span, rows, functional, state.analysis, names, call)
-    return probes[runs.digest != best.digest]
+    return probes[state.sample(probes, gradient=True).digest != best.digest]
 
 
 def _warn(distinct: Sequence[LimitPoint], beside: int) -> None:

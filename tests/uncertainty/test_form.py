@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from typing import Any
 
@@ -135,6 +136,50 @@ def test_importance_sampling_sees_curvature() -> None:
     assert abs(sampled.value - exact) < max(4 * sampled.standard_error, 0.03 * exact)
 
 
+@pytest.mark.parametrize("limit", [-4.0, -2.0, 0.0, 3.0])
+def test_importance_sampling_of_a_line_on_either_side(limit: float) -> None:
+    """If the origin fails, the complement is sampled."""
+    inputs = dh.Inputs(PLANE, {name: stats.norm() for name in "abc"})
+    sampled = dh.form(PLANE, SPAN, inputs, above=3 * limit).importance_sampling(2**12)
+    exact = stats.norm.sf(limit)
+    assert abs(sampled.value - exact) < 5 * sampled.standard_error
+    assert sampled.standard_error < 0.02 * min(exact, 1 - exact)
+
+
+def test_importance_sampling_around_several_design_points() -> None:
+    system = closed_form({"a": 0.0, "b": 0.0}, lambda a, b: a * (a - 0.4) + 0 * b)
+    inputs = dh.Inputs(system, {"a": stats.norm(), "b": stats.norm()})
+    with pytest.warns(dh.UncertaintyWarning, match="another design point"):
+        found = dh.form(system, SPAN, inputs, above=4.8, starts=6, **CLOSE)  # beyond -2 and 2.4
+    assert [round(point.beta, 6) for point in found.others] == [2.4]
+    exact = stats.norm.sf(2) + stats.norm.sf(2.4)
+    sampled = found.importance_sampling(2**12)
+    assert abs(sampled.value - exact) < 5 * sampled.standard_error
+    assert sampled.standard_error < 0.01 * exact
+    with pytest.raises(dh.OptionError, match="at least 3, the number of design points"):
+        dataclasses.replace(found, others=found.others * 2).importance_sampling(16)
+
+
+def test_importance_sampling_that_meets_too_few_failures_warns() -> None:
+    """Failure is a sliver around the design point."""
+    system = closed_form({"a": 0.0, "b": 0.0}, lambda a, b: a - 1e4 * b * b)
+    found = dh.form(system, SPAN, dh.Inputs(system, {"a": stats.norm(), "b": stats.norm()}), above=3.0)
+    with pytest.warns(dh.UncertaintyWarning, match="effective number of 0 of 64 runs"):
+        none = found.importance_sampling(64, seed=1)
+    assert none.value == 0
+    assert np.isnan(none.standard_error)
+    with pytest.warns(dh.UncertaintyWarning, match="effective number of 1 of 64 runs"):
+        found.importance_sampling(64, seed=0)
+
+
+def test_the_system_is_that_of_the_call() -> None:
+    """Inputs of a model with the same parameters are legal; its functional does not matter."""
+    inputs = dh.Inputs(closed_form({"a": 0.0}, lambda a: 0.1 * a), {"a": stats.norm()})
+    twice = closed_form({"a": 0.0}, lambda a: 2 * a)
+    found = dh.form(twice, SPAN, inputs, above=4.0)
+    assert abs(found.importance_sampling(1024).value / stats.norm.sf(2) - 1) < 0.02
+
+
 def test_another_design_point_is_reported() -> None:
     system = closed_form({"a": 0.0, "b": 0.0}, lambda a, b: a * (a + 0.2) + 0.1 * b)
     inputs = dh.Inputs(system, {"a": stats.norm(), "b": stats.norm()})
@@ -156,7 +201,10 @@ def test_runs_that_fail_shorten_the_step() -> None:
     np.testing.assert_allclose(found.beta, (2 - 0.5 - 0.02**2) / 0.5, rtol=1e-6)
     with pytest.raises(dh.UncertaintyError, match="may be omitted"):  # about half of the runs
         found.importance_sampling(64)
-    with pytest.warns(dh.UncertaintyWarning, match="of 64 failed"):
+    with (
+        pytest.warns(dh.UncertaintyWarning, match="rests on"),
+        pytest.warns(dh.UncertaintyWarning, match="of 64 failed"),
+    ):
         found.importance_sampling(64, max_failed=0.9)
     with pytest.raises(dh.OptionError, match="max_failed"):
         found.importance_sampling(64, max_failed=np.nan)
