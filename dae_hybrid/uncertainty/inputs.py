@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -19,13 +19,15 @@ from dae_hybrid.options import positive_integer
 from dae_hybrid.system.system import HybridSystem, check_built
 from dae_hybrid.tables import counted
 from dae_hybrid.uncertainty.correlation import correlation_matrix
+from dae_hybrid.uncertainty.covariance import correlation_of_values, normal_coefficients
 
 type Sampler = Literal["sobol", "halton", "latin_hypercube", "random"]
 SAMPLERS = ("sobol", "halton", "latin_hypercube", "random")
 #: least and largest coordinate of a sample in the unit cube: a distribution may be infinite at 0 and 1
 LEAST, LARGEST = 2.0**-54, 1 - 2.0**-53
-#: nodes of the quadrature of covariances, and its allowed relative error in the variances
-NODES, QUADRATURE_ERROR = 80, 1e-3
+#: nodes of the quadrature of covariances and of the one that it is compared with, and its allowed relative error in
+#: variances
+NODES, FEWER_NODES, QUADRATURE_ERROR = 80, 56, 1e-3
 
 
 class Inputs:
@@ -111,35 +113,35 @@ class Inputs:
 
     @cached_property
     def covariance(self) -> Array:
-        """Covariance matrix of the parameters, shape (k, k), by Gauss-Hermite quadrature over pairs of normal scores.
+        """Covariance matrix of the parameters, shape (k, k): Mehler's series, with coefficients by quadrature.
 
         Raises
         ------
         AssumptionError
             A distribution has no finite mean and variance, or the quadrature does not reproduce its variance.
         """
+        return self._covariance(NODES)
+
+    @cached_property
+    def covariance_error(self) -> Array:
+        """Estimated errors of `covariance`, shape (k, k): its difference from a quadrature with fewer nodes."""
+        return self.covariance - self._covariance(FEWER_NODES)
+
+    def _covariance(self, nodes: int) -> Array:
         self._check_moments()
-        found = np.diag(self.std**2)
         if self.is_independent:
-            return found
-        nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
-        weights = weights / weights.sum()
-        first, second = np.repeat(nodes, NODES), np.tile(nodes, NODES)
-        both = np.outer(weights, weights).ravel()
-        for i, one in enumerate(self.distributions):
-            own = _quantile(one, nodes) - self.mean[i]
-            if abs(weights @ own**2 / found[i, i] - 1) > QUADRATURE_ERROR:
+            return np.diag(self.std**2)
+        coefficients = list[Array]()
+        for name, own, std in zip(self.names, self.distributions, self.std, strict=True):
+            coefficients.append(normal_coefficients(partial(_quantile, own), nodes))
+            if not abs((coefficients[-1] ** 2).sum() / std**2 - 1) <= QUADRATURE_ERROR and nodes == NODES:
                 raise AssumptionError(
-                    f"The covariance with '{self.names[i]}' cannot be computed: quadrature of its variance has an "
-                    f"error above {QUADRATURE_ERROR:g}.",
-                    remedy="Use monte_carlo, which needs no covariance, or a distribution with lighter tails.",
+                    f"The covariance with '{name}' cannot be computed: quadrature of its variance has an error above "
+                    f"{QUADRATURE_ERROR:g}.",
+                    remedy="Use monte_carlo, which needs no covariance, or a distribution with lighter tails and "
+                    "without gaps.",
                 )
-            for k in np.flatnonzero(self.correlation[i, :i]).tolist():
-                rho = self.correlation[i, k]
-                score = rho * first + np.sqrt(1 - rho**2) * second
-                other = _quantile(self.distributions[k], score) - self.mean[k]
-                found[i, k] = found[k, i] = both @ (np.repeat(own, NODES) * other)
-        return found
+        return np.outer(self.std, self.std) * correlation_of_values(coefficients, self.correlation)
 
     def _check_moments(self) -> None:
         for name, mean, std in zip(self.names, self.mean, self.std, strict=True):
@@ -346,7 +348,9 @@ def _checked(name: str, given: Any) -> Any:
 def _quantile(distribution: Any, z: Array) -> Array:
     """F^-1(Phi(z)), accurate in both tails."""
     z = np.asarray(z, dtype=float)
-    return np.where(z > 0, distribution.isf(ndtr(-z)), distribution.ppf(ndtr(z)))
+    found, upper = np.empty_like(z), z > 0
+    found[upper], found[~upper] = distribution.isf(ndtr(-z[upper])), distribution.ppf(ndtr(z[~upper]))
+    return found
 
 
 def _score(distribution: Any, x: Array) -> Array:

@@ -8,14 +8,18 @@ from typing import Unpack
 
 import numpy as np
 
+from dae_hybrid.errors import AssumptionError
 from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.interface.prepared import prepare
 from dae_hybrid.interface.runs import Parameters
-from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import align, html
-from dae_hybrid.uncertainty.inputs import Inputs, check_inputs, owners
+from dae_hybrid.uncertainty.inputs import QUADRATURE_ERROR, Inputs, check_inputs, owners
 from dae_hybrid.uncertainty.runs import cheapest, scalar_functional
+
+#: a variance below this share of its parts, if these cancel, is rounding
+ROUNDED = 1e3 * EPS
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +97,8 @@ def linear_propagation(
     Raises
     ------
     AssumptionError
-        A distribution has no finite mean and variance, or a covariance cannot be computed.
+        A distribution has no finite mean and variance, a covariance cannot be computed, or contributions of correlated
+        parameters cancel so far that the error of the covariances matters.
     ParameterError, OptionError, UnsupportedError
         An argument is invalid.
     DaeHybridError
@@ -121,5 +126,13 @@ def linear_propagation(
     gradient = np.asarray(run.gradient[name])[[columns.index(i) for i in own.indices]]
     parts = gradient * (covariance @ gradient)
     variance = float(parts.sum())
+    error = abs(float(gradient @ own.covariance_error @ gradient))
+    rounding = ROUNDED * float(np.abs(gradient) @ np.abs(covariance) @ np.abs(gradient))
+    if error > QUADRATURE_ERROR * variance or variance < rounding:
+        raise AssumptionError(
+            f"The variance of '{name}' cannot be computed: contributions of correlated parameters cancel, and the "
+            f"error of their covariances is above {QUADRATURE_ERROR:g} of the rest.",
+            remedy="Use monte_carlo, which needs no covariance.",
+        )
     share = parts / variance if variance > 0 else np.full(parts.size, np.nan)
     return LinearPropagation(name, own.names, float(run.value), float(np.sqrt(variance)), gradient, share)

@@ -83,6 +83,13 @@ def test_covariance_of_uniforms() -> None:
     np.testing.assert_allclose(inputs.covariance[0, 1], exact, rtol=1e-4)
 
 
+def test_a_covariance_is_positive_semidefinite() -> None:
+    own = stats.triang(0.28)
+    inputs = dh.Inputs(SYSTEM, {"a": own, "b": own, "c": own}, np.full((3, 3), 1 - 1e-8) + 1e-8 * np.eye(3))
+    assert np.linalg.eigvalsh(inputs.covariance)[0] > 0
+    np.testing.assert_allclose(np.diag(inputs.covariance), own.var(), rtol=1e-14)
+
+
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_samplers_have_the_marginals_and_are_reproducible(sampler: Any) -> None:
     inputs = dh.Inputs(SYSTEM, MARGINALS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from random_parameters import SPAN, TIGHT, ball, closed_form
@@ -33,6 +35,30 @@ def test_correlated_parameters() -> None:
     np.testing.assert_allclose(found.share * found.std**2, [36 + covariance, 1 + covariance], rtol=1e-8)
     sample = dh.monte_carlo(LINE, SPAN, inputs, 4096)
     np.testing.assert_allclose(found.std, sample.std.value, rtol=5e-3)
+
+
+@pytest.mark.parametrize(
+    "marginal", [stats.triang(0.28), stats.laplace_asymmetric(0.5), stats.uniform(), stats.gamma(2)]
+)
+def test_parameters_that_almost_agree(marginal: Any) -> None:
+    """a - b with scores of correlation 1 - e: the variance is 2 e E (dx/dz)^2 to first order."""
+    line = closed_form({"a": 1.0, "b": 1.0}, lambda a, b: a - b)
+    z = np.linspace(-8, 8, 20001)
+    slope = stats.norm.pdf(z) / marginal.pdf(marginal.ppf(stats.norm.cdf(z)))
+    per_e = 2 * np.trapezoid(slope**2 * stats.norm.pdf(z), z)
+    for e in (1e-4, 1e-6, 1e-8):
+        found = dh.linear_propagation(line, SPAN, dh.Inputs(line, {"a": marginal, "b": marginal}, {("a", "b"): 1 - e}))
+        np.testing.assert_allclose(found.std, np.sqrt(per_e * e), rtol=1e-3)
+
+
+def test_covariances_that_cancel_too_far_are_refused() -> None:
+    """Quantiles with kinks, so that the quadrature is accurate to 1e-3 of the variances only."""
+    line = closed_form({"a": 1.0, "b": 1.0}, lambda a, b: a - b)
+    own = stats.rv_histogram(np.histogram(np.random.default_rng(11).gamma(2, 1, 200), bins=12))()
+    inputs = dh.Inputs(line, {"a": own, "b": own}, {("a", "b"): 0.9999})
+    assert np.linalg.eigvalsh(inputs.covariance)[0] > 0
+    with pytest.raises(dh.AssumptionError, match="variance of 'G' cannot be computed"):
+        dh.linear_propagation(line, SPAN, inputs)
 
 
 def test_small_distributions_of_a_ball() -> None:
