@@ -20,6 +20,9 @@ from dae_hybrid.uncertainty.runs import Execution, Runs, cheapest, evaluate
 DECREASE, PENALTY, LONGEST, HALVINGS = 1e-4, 2.0, 4.0, 25
 #: rounding of the merit: below it, steps cannot be compared
 ROUNDED = 10 * EPS
+#: distances in standard deviations: of probes beside a point, of those that look for a nearer part of the surface, and
+#: of distinct points
+BESIDE, FARTHER, DISTINCT = 0.1, (0.1, 0.2, 0.4, 0.8), 0.05
 #: points whose sequences are compared if a search does not converge
 LAST = 30
 
@@ -101,6 +104,11 @@ class LimitState:
             self._system, self._t_span, self.parameters(u), self._functional, analysis, wrt, self._call, execution
         )
 
+    def slopes(self, u: Array, gradients: Array | None) -> Array:
+        """Derivatives of the limit state by u, (..., k), from gradients of the functional by parameters."""
+        own = -self._sign * np.asarray(gradients)[..., self._random]
+        return np.asarray((own[..., None, :] @ self.inputs.jacobian(u))[..., 0, :])
+
     def __call__(self, u: Array) -> LimitPoint:
         """Evaluate a point.
 
@@ -111,15 +119,71 @@ class LimitState:
         """
         self.count += 1
         run = self._run(self.parameters(u))
-        gradient = -self._sign * np.asarray(run.gradient[self._functional])
-        slope = gradient[self._random] @ self.inputs.jacobian(u)
+        gradient = np.asarray(run.gradient[self._functional])
+        slope = self.slopes(u, gradient)
         if not np.isfinite(slope).all():
             raise UncertaintyError("The derivatives of the distributions are not finite at this point.")
-        return LimitPoint(u, float(self.of_values(run.value)), slope, gradient, run.digest)
+        return LimitPoint(u, float(self.of_values(run.value)), slope, -self._sign * gradient, run.digest)
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbourhood:
+    """Runs around a point of the limit state surface, along its normal and the surface.
+
+    Attributes
+    ----------
+    point : LimitPoint
+    beside : ndarray, shape (n, k)
+        Points whose runs have another sequence of events, or fail.
+    curvature : ndarray, shape (k - 1,)
+        ``1 + beta kappa`` with the principal curvatures kappa of the surface, ascending: below zero, the distance from
+        the origin decreases along the surface. NaN where runs fail.
+    tangents : ndarray, shape (k - 1, k)
+        Principal directions.
+    """
+
+    point: LimitPoint
+    beside: Array
+    curvature: Array
+    tangents: Array
+
+
+def neighbourhood(limit_state: LimitState, point: LimitPoint) -> Neighbourhood:
+    """Look around a point of the limit state surface, by 2 k runs."""
+    k = point.u.size
+    frame = np.linalg.qr(np.column_stack([point.alpha, np.eye(k)]))[0].T[:k]
+    probes = point.u + BESIDE * np.vstack([frame, -frame])
+    runs = limit_state.sample(probes, gradient=True)
+    slopes = limit_state.slopes(probes, runs.gradients)
+    hessian = frame[1:] @ (slopes[1:k] - slopes[k + 1 :]).T / (2 * BESIDE)
+    beside, relative = probes[runs.digest != point.digest], point.beta / point.steepness * (hessian + hessian.T) / 2
+    if not np.isfinite(relative).all():
+        return Neighbourhood(point, beside, np.full(k - 1, np.nan), frame[1:])
+    values, vectors = np.linalg.eigh(relative)
+    return Neighbourhood(point, beside, 1 + values, vectors.T @ frame[1:])
+
+
+def nearer_points(limit_state: LimitState, found: Neighbourhood, tolerance: float) -> Array:
+    """Points with the other sign of the limit state nearer to the origin, (n, k), at most one per direction.
+
+    They show that the distance has no minimum at the point found, and lie along directions in which it decreases.
+    """
+    point, size = found.point, float(np.linalg.norm(found.point.u))
+    radius = size - 2 * tolerance * max(1.0, size)
+    if radius <= 0:
+        return np.empty((0, point.u.size))
+    nearer = list[Array]()
+    for tangent in found.tangents[found.curvature < 0]:
+        for direction in (tangent, -tangent):
+            probes = point.u + np.outer(FARTHER, direction)
+            probes *= radius / np.linalg.norm(probes, axis=1, keepdims=True)
+            across = limit_state.of_values(limit_state.sample(probes).values) * point.beta < 0
+            nearer += list(probes[np.flatnonzero(across)[-1:]])
+    return np.array(nearer).reshape(-1, point.u.size)
 
 
 def search(limit_state: LimitState, start: Array, tolerance: float, max_iterations: int) -> LimitPoint:
-    """Find a design point by the improved HL-RF method.
+    """Find a stationary point of the distance on the limit state surface, by the improved HL-RF method.
 
     Raises
     ------
@@ -178,3 +242,32 @@ def _stuck(what: str, point: LimitPoint, digests: Sequence[int]) -> str:
         f"{what}; the last point is {off:.3g} standard deviations from the limit state surface, and {along:.3g} along "
         f"it from the foot of the normal.{why if changes else ''}"
     )
+
+
+def design_points(
+    state: LimitState, starts: Array, tolerance: float, max_iterations: int
+) -> tuple[list[Neighbourhood], list[DaeHybridError], int]:
+    """Distinct design points, nearest first, why searches found none, and the number of searches.
+
+    From a stationary point at which the distance has no minimum, searches go on in the directions in which it
+    decreases.
+    """
+    found, errors, searches = list[Neighbourhood](), list[DaeHybridError](), 0
+    queue = [(start, np.inf) for start in starts]
+    while queue:
+        (start, bound), searches = queue.pop(0), searches + 1
+        try:
+            point = search(state, start, tolerance, max_iterations)
+            if abs(point.beta) >= bound:
+                raise UncertaintyError(
+                    f"The search found no point nearer than {bound:.4g}, although the limit state changes sign there."
+                )
+            if all(np.linalg.norm(point.u - other.point.u) > DISTINCT for other in found):
+                around = neighbourhood(state, point)
+                nearer = nearer_points(state, around, tolerance)
+                queue += [(u, abs(point.beta)) for u in nearer]
+                found += [] if len(nearer) else [around]
+        except DaeHybridError as error:
+            error.release()
+            errors.append(error)
+    return sorted(found, key=lambda one: abs(one.point.beta)), errors, searches

@@ -18,7 +18,7 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import positive_integer
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import align, counted, html
-from dae_hybrid.uncertainty.design_point import LimitPoint, LimitState, search
+from dae_hybrid.uncertainty.design_point import BESIDE, LimitPoint, LimitState, Neighbourhood, design_points
 from dae_hybrid.uncertainty.errors import UncertaintyError, UncertaintyWarning
 from dae_hybrid.uncertainty.inputs import Inputs, check_inputs, checked_seed, owners
 from dae_hybrid.uncertainty.monte_carlo import replicate_points
@@ -31,8 +31,10 @@ from dae_hybrid.uncertainty.runs import (
 )
 from dae_hybrid.uncertainty.statistics import Estimate, by_replicates, threshold
 
-#: distances in standard deviations: of starts from the origin, of probes beside the design point, of distinct points
-START, BESIDE, DISTINCT = 2.0, 0.1, 0.05
+#: distance of starts from the origin, in standard deviations
+START = 2.0
+#: the surface is almost a sphere around the origin if 1 + beta kappa is below this, with a principal curvature kappa
+SPHERE = 0.1
 #: another design point matters if its index is larger by at most this
 NEXT_BETA = 1.0
 #: points between the origin and the design point at which the sign of the limit state is checked, unless it is so near
@@ -258,13 +260,15 @@ def form(
     Warns
     -----
     UncertaintyWarning
-        The sequence of events changes beside the design point, or another design point is almost as near.
+        The sequence of events changes beside the design point, or runs fail beside it or between it and the origin;
+        another design point is almost as near; the surface is almost a sphere around the origin; or a search failed.
 
     Notes
     -----
     The search is the improved HL-RF method [1]_, with a merit function and exact gradients; a step to a point whose run
-    fails is shortened. The limit state surface is replaced by its tangent plane at the design point:
-    `Form.importance_sampling` shows what that neglects.
+    fails is shortened. Principal curvatures of the surface, by differences of gradients, show whether a point found is
+    a minimum of the distance; if not, searches go on from points nearer to the origin. The limit state surface is
+    replaced by its tangent plane at the design point: `Form.importance_sampling` shows what that neglects.
 
     References
     ----------
@@ -294,28 +298,20 @@ def form(
     call: dict[str, Any] = {"adapter": adapter, **options}
     wanted, p = system.parameter_indices(wrt), own.design(parameters)
     state = LimitState(system, t_span, own, name, limit, sign, owners(system, {*wanted, *own.indices}), p, call)
-    found, errors = list[LimitPoint](), list[DaeHybridError]()
-    for start in _starts(len(own), count, seed):
-        try:
-            found.append(search(state, start, float(tolerance), most))
-        except DaeHybridError as error:
-            error.release()
-            errors.append(error)
-    if not found:
+    distinct, errors, searches = design_points(state, _starts(len(own), count, seed), float(tolerance), most)
+    if not distinct:
         raise _unconverged(errors)
-    distinct = _distinct(found)
-    best = distinct[0]
-    _check_nearest(state, best)
-    beside = _beside(state, best)
-    _warn(distinct, len(beside))
+    best, *others = (one.point for one in distinct)
+    failed_on_ray = _check_nearest(state, best)
+    _warn(distinct, errors, searches, failed_on_ray)
     labels = system.parameters.labels()
     return Form(
         functional=name, names=own.names, beta=best.beta, probability=float(ndtr(-best.beta)), u=best.u,
         x=own.from_normal(best.u), alpha=best.alpha, importance=_importance(own, best),
         gradient=best.by_parameters[[state.columns.index(i) for i in wanted]] / best.steepness,
         wrt=tuple(labels[i] for i in wanted),
-        others=tuple(DesignPoint(point.beta, point.u, own.from_normal(point.u)) for point in distinct[1:]),
-        unsuccessful=tuple(errors), beside=beside, n_runs=state.count, _limit_state=state,
+        others=tuple(DesignPoint(other.beta, other.u, own.from_normal(other.u)) for other in others),
+        unsuccessful=tuple(errors), beside=distinct[0].beside, n_runs=state.count, _limit_state=state,
     )  # fmt: skip
 
 
@@ -338,28 +334,21 @@ def _unconverged(errors: Sequence[DaeHybridError]) -> UncertaintyError:
     return found
 
 
-def _distinct(points: Sequence[LimitPoint]) -> list[LimitPoint]:
-    """Points that differ, nearest first."""
-    found = list[LimitPoint]()
-    for point in sorted(points, key=lambda own: abs(own.beta)):
-        if all(np.linalg.norm(point.u - other.u) > DISTINCT for other in found):
-            found.append(point)
-    return found
-
-
-def _check_nearest(state: LimitState, best: LimitPoint) -> None:
-    """Refuse a point if the limit state changes sign between the origin and it: the surface has a nearer part."""
+def _check_nearest(state: LimitState, best: LimitPoint) -> int:
+    """Refuse a point if the limit state changes sign between the origin and it; return how many runs fail there."""
     places = np.linspace(0, 1, ON_RAY, endpoint=False)
     values = state.of_values(state.sample(np.outer(places, best.u)).values)
     crossed = np.flatnonzero(values * best.beta < 0)
     if crossed.size and abs(best.beta) > AT_ORIGIN:
-        s = places[crossed[0]]
+        distance = abs(best.beta)
         raise UncertaintyError(
-            f"The searches found a point of the limit state surface at distance {abs(best.beta):.4g}, but the limit "
-            f"state has the other sign at the share {s:.3g} of the way from the origin: the point is not the nearest.",
+            f"The searches found a point of the limit state surface at distance {distance:.4g}, but in its direction "
+            f"the limit state has the other sign at distance {places[crossed[0]] * distance:.4g}: the point is not the "
+            "nearest.",
             remedy="Pass more starts=. If the functional jumps across the limit there, no design point exists: use "
             "monte_carlo.",
         )
+    return int(np.isnan(values).sum())
 
 
 def _importance(inputs: Inputs, point: LimitPoint) -> Array:
@@ -369,28 +358,39 @@ def _importance(inputs: Inputs, point: LimitPoint) -> Array:
     return np.asarray(gamma**2 / (gamma @ gamma))
 
 
-def _beside(state: LimitState, best: LimitPoint) -> Array:
-    """Points beside the design point, along the normal and the surface, with another sequence of events."""
-    frame = np.linalg.qr(np.column_stack([best.alpha, np.eye(best.u.size)]))[0].T[: best.u.size]
-    probes = best.u + BESIDE * np.vstack([frame, -frame])
-    return probes[state.sample(probes, gradient=True).digest != best.digest]
-
-
-def _warn(distinct: Sequence[LimitPoint], beside: int) -> None:
-    if beside:
-        warnings.warn(
+def _warn(
+    distinct: Sequence[Neighbourhood], errors: Sequence[DaeHybridError], searches: int, failed_on_ray: int
+) -> None:
+    best, others = distinct[0], [one.point.beta for one in distinct[1:]]
+    texts = list[str]()
+    if count := len(best.beside):
+        texts.append(
             f"The sequence of events changes within {BESIDE:g} standard deviations of the design point, or runs fail "
-            f"there ({counted(beside, 'point')}): the limit state surface may have a kink or an edge, which FORM "
-            "ignores. Form.importance_sampling shows its effect.",
-            UncertaintyWarning,
-            stacklevel=3,
+            f"there ({counted(count, 'point')}): the limit state surface may have a kink or an edge, which FORM "
+            "ignores. Form.importance_sampling shows its effect."
         )
-    near = [point.beta for point in distinct[1:] if abs(point.beta) <= abs(distinct[0].beta) + NEXT_BETA]
-    if near:
-        side = "larger" if distinct[0].beta > 0 else "smaller"  # the other surface bounds more failures, or more safety
-        warnings.warn(
-            f"There is another design point, at {near[0]:.4g} beside {distinct[0].beta:.4g}: the probability of "
-            f"failure is {side} than that of one tangent plane.",
-            UncertaintyWarning,
-            stacklevel=3,
+    if (best.curvature < SPHERE).any():
+        texts.append(
+            f"The limit state surface bends around the origin almost as a sphere of radius {abs(best.point.beta):.4g}: "
+            "the probability of failure may be far from that of the tangent plane, and failures far from the design "
+            "point. Compare with monte_carlo."
         )
+    if others and abs(others[0]) <= abs(best.point.beta) + NEXT_BETA:
+        side = "larger" if best.point.beta > 0 else "smaller"  # the other surface bounds more failures, or more safety
+        texts.append(
+            f"There is another design point, with beta {others[0]:.4g}, beside the nearest with beta "
+            f"{best.point.beta:.4g}: the probability of failure is {side} than that of one tangent plane."
+        )
+    if failed_on_ray:
+        texts.append(
+            f"{failed_on_ray} of {ON_RAY} runs between the origin and the design point fail: a nearer part of the "
+            "limit state surface may be hidden there."
+        )
+    if errors:
+        texts.append(
+            f"{len(errors)} of {searches} searches found no design point, the first with "
+            f"{type(errors[0]).__name__}: {errors[0].message} A nearer or another design point may be missing: pass "
+            "more starts=, or compare with monte_carlo."
+        )
+    for text in texts:
+        warnings.warn(text, UncertaintyWarning, stacklevel=3)

@@ -97,7 +97,7 @@ def test_published_correlated_example() -> None:
     x, y, z = lognormal(500, 100), stats.norm(2000, 400), stats.uniform(5 - 0.5 * np.sqrt(3), np.sqrt(3))
     system = closed_form({"x": 1.0, "y": 1.0, "z": 1.0}, lambda x, y, z: 1.7 - y / (1000 * z) - (x / (200 * z)) ** 2)
     pairs = {("x", "y"): nataf(x, y, 0.3), ("x", "z"): nataf(x, z, 0.2), ("y", "z"): nataf(y, z, 0.2)}
-    found = dh.form(system, SPAN, dh.Inputs(system, {"x": x, "y": y, "z": z}, pairs), below=0.0, **CLOSE)
+    found = dh.form(system, SPAN, dh.Inputs(system, {"x": x, "y": y, "z": z}, pairs), below=0.0, **TIGHT)
     assert abs(found.beta - 3.7347) < 1e-3
 
 
@@ -163,7 +163,7 @@ def test_importance_sampling_around_several_design_points() -> None:
 def test_importance_sampling_that_meets_too_few_failures_warns() -> None:
     """Failure is a sliver around the design point."""
     system = closed_form({"a": 0.0, "b": 0.0}, lambda a, b: a - 1e4 * b * b)
-    found = dh.form(system, SPAN, dh.Inputs(system, {"a": stats.norm(), "b": stats.norm()}), above=3.0)
+    found = dh.form(system, SPAN, dh.Inputs(system, {"a": stats.norm(), "b": stats.norm()}), above=3.0, starts=1)
     with pytest.warns(dh.UncertaintyWarning, match="effective number of 0 of 64 runs"):
         none = found.importance_sampling(64, seed=1)
     assert none.value == 0
@@ -191,6 +191,47 @@ def test_another_design_point_is_reported() -> None:
     with pytest.warns(dh.UncertaintyWarning, match=r"another design point.*smaller"):
         safe = dh.form(system, SPAN, inputs, below=9.0, starts=6, **CLOSE)
     assert safe.importance_sampling(1024).value < safe.probability
+
+
+def test_a_saddle_is_no_design_point() -> None:
+    """With s and d along the diagonals, |u|^2 = s^2 + 3 - s on s = 3 - d^2: a maximum at s = 3, the minimum at 1/2."""
+    system = closed_form({"a": 0.0, "b": 0.0}, lambda a, b: 3 - 0.5 * (a - b) ** 2 - (a + b) / np.sqrt(2))
+    inputs = dh.Inputs(system, {"a": stats.norm(), "b": stats.norm()})
+    with pytest.warns(dh.UncertaintyWarning, match="another design point"):
+        found = dh.form(system, SPAN, inputs, below=0.0, starts=1, **CLOSE)  # the search from the origin ends at s = 3
+    np.testing.assert_allclose([found.beta, *(point.beta for point in found.others)], np.sqrt(2.75), rtol=1e-9)
+    np.testing.assert_allclose(found.u, found.others[0].u[::-1], atol=1e-7)
+    z = np.linspace(-10, 10, 4001)
+    exact = np.trapezoid(stats.norm.pdf(z) * stats.norm.sf(3 - z**2), z)
+    sampled = found.importance_sampling(2**12)
+    assert abs(sampled.value - exact) < 5 * sampled.standard_error
+
+
+def test_a_sphere_and_a_failed_search_are_reported() -> None:
+    """The gradient at the origin is zero."""
+    system = closed_form({"a": 0.0, "b": 0.0}, lambda a, b: a * a + b * b)
+    inputs = dh.Inputs(system, {"a": stats.norm(), "b": stats.norm()})
+    with (
+        pytest.warns(dh.UncertaintyWarning, match="bends around the origin almost as a sphere of radius 3"),
+        pytest.warns(dh.UncertaintyWarning, match="1 of 2 searches found no design point.*gradient is zero"),
+    ):
+        found = dh.form(system, SPAN, inputs, above=9.0, starts=2, **CLOSE)
+    np.testing.assert_allclose(found.beta, 3, rtol=1e-9)
+    line = closed_form({"a": 0.0}, lambda a: a * a)
+    with pytest.warns(dh.UncertaintyWarning, match="A nearer or another design point may be missing"):
+        dh.form(line, SPAN, dh.Inputs(line, {"a": stats.norm()}), above=9.0, starts=2, **CLOSE)
+
+
+def test_runs_that_fail_before_the_design_point_are_reported() -> None:
+    """Runs fail for |a + b| < 1, about the origin."""
+    system = closed_form({"a": 0.0, "b": 0.0}, lambda a, b: a + b + 1e-30 * ca.sqrt((a + b) ** 2 - 1))
+    inputs = dh.Inputs(system, {"a": stats.norm(), "b": stats.norm()})
+    with (
+        pytest.warns(dh.UncertaintyWarning, match="8 of 16 runs between the origin and the design point fail"),
+        pytest.warns(dh.UncertaintyWarning, match="searches found no design point"),
+    ):
+        found = dh.form(system, SPAN, inputs, above=2.0, starts=8)
+    np.testing.assert_allclose(found.beta, np.sqrt(2), rtol=1e-6)
 
 
 def test_runs_that_fail_shorten_the_step() -> None:
@@ -258,10 +299,10 @@ def test_a_change_of_the_sequence_beside_the_design_point_is_reported() -> None:
     system = jumping()
     inputs = dh.Inputs(system, {"a": stats.norm(0, 1)})
     with pytest.warns(dh.UncertaintyWarning, match="sequence of events changes within 0.1"):
-        found = dh.form(system, (0.0, 1.0), inputs, above=0.95, **CLOSE)
+        found = dh.form(system, (0.0, 1.0), inputs, above=0.95, starts=1, **CLOSE)
     np.testing.assert_allclose(found.beta, 0.95, rtol=1e-8)
     np.testing.assert_allclose(found.beside, [[1.05]])
-    assert dh.form(system, (0.0, 1.0), inputs, above=0.85, **CLOSE).beside.size == 0
+    assert dh.form(system, (0.0, 1.0), inputs, above=0.85, starts=1, **CLOSE).beside.size == 0
 
 
 def test_the_probability_is_that_of_monte_carlo() -> None:
