@@ -31,7 +31,8 @@ def correlation_matrix(names: Sequence[str], given: Mapping[tuple[str, str], flo
     if least < LEAST_EIGENVALUE:
         raise OptionError(
             f"The correlation matrix must be positive definite; its least eigenvalue is {least:.3g}.",
-            remedy="Parameters that determine each other are one random parameter: state the others in the model.",
+            remedy="If one parameter is a function of others, compute it in the model and give distributions to the "
+            "others only.",
         )
     return found
 
@@ -42,7 +43,7 @@ def _of_pairs(names: Sequence[str], given: Mapping[Any, Any]) -> Array:
     for pair, value in given.items():
         if not isinstance(pair, tuple) or len(pair) != 2 or pair[0] == pair[1] or not set(pair) <= set(names):
             raise OptionError(
-                f"correlation names {shown(pair)}, which is not a pair of two random parameters.",
+                f"correlation has the key {shown(pair)}, which is not a pair of names of two random parameters.",
                 remedy=f"Random parameters: {', '.join(names)}.",
             )
         if frozenset(pair) in seen:
@@ -59,12 +60,30 @@ def _of_pairs(names: Sequence[str], given: Mapping[Any, Any]) -> Array:
     return found
 
 
+def _labels(given: Any) -> list[list[Any]]:
+    """Labels of rows and columns of a DataFrame or a DataArray with coordinates; none of an array."""
+    if hasattr(given, "index") and hasattr(given, "columns"):
+        return [list(given.index), list(given.columns)]
+    if hasattr(given, "dims") and hasattr(given, "coords"):
+        return [list(given[name].values) for name in given.dims]  # 0, 1, ... without coordinates
+    return []
+
+
 def _of_matrix(names: Sequence[str], given: ArrayLike) -> Array:
     try:
         found = real_array(given)
     except ValueError as reason:
         raise OptionError(f"correlation {reason}.") from None
     k = len(names)
+    for axis, labels in enumerate(_labels(given)):
+        if labels == list(range(k)):
+            continue
+        if sorted(map(str, labels)) != sorted(names):
+            raise OptionError(
+                f"correlation has the labels {shown(labels)}, which are not those of the random parameters.",
+                remedy=f"Label its rows and columns {', '.join(names)}, in any order, or pass an array without labels.",
+            )
+        found = found.take([labels.index(name) for name in names], axis)
     if found.shape != (k, k):
         raise OptionError(
             f"correlation must have shape ({k}, {k}), for {', '.join(names)} in this order; got {found.shape}."

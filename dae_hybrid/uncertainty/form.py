@@ -15,7 +15,7 @@ from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.interface.runs import Parameters
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.options import positive_integer
+from dae_hybrid.options import Options, positive_integer
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import align, counted, html
 from dae_hybrid.uncertainty.design_point import BESIDE, LimitPoint, LimitState, Neighbourhood, design_points
@@ -67,6 +67,7 @@ class Form:
     Attributes
     ----------
     functional : str
+        Name of the functional.
     names : tuple of str
         Random parameters.
     beta : float
@@ -93,6 +94,7 @@ class Form:
         Points within 0.1 standard deviations of the design point, as standard normal variables, whose runs have another
         sequence of events or fail: the surface may have a kink or an edge there.
     n_runs : int
+        Number of runs of the searches and checks.
     """
 
     functional: str
@@ -233,7 +235,7 @@ def form(
     functional : str, optional
         Name of a scalar functional; optional if the model has only one.
     wrt : str or sequence of str, optional
-        Parameters to differentiate beta by, design or random; default all.
+        Parameters to differentiate beta by, design or random, vectors as a whole; default all.
     parameters : mapping, labelled array or array, optional
         Values of the design parameters; default nominal.
     starts : int
@@ -295,6 +297,7 @@ def form(
     number = isinstance(tolerance, int | float | np.number) and not isinstance(tolerance, bool)
     if not number or not 0 < tolerance < 1:
         raise OptionError(f"tolerance must be a number between 0 and 1, got {shown(tolerance)}.")
+    Options.of(options)
     call: dict[str, Any] = {"adapter": adapter, **options}
     wanted, p = system.parameter_indices(wrt), own.design(parameters)
     state = LimitState(system, t_span, own, name, limit, sign, owners(system, {*wanted, *own.indices}), p, call)

@@ -25,6 +25,8 @@ type Sampler = Literal["sobol", "halton", "latin_hypercube", "random"]
 SAMPLERS = ("sobol", "halton", "latin_hypercube", "random")
 #: least and largest coordinate of a sample in the unit cube: a distribution may be infinite at 0 and 1
 LEAST, LARGEST = 2.0**-54, 1 - 2.0**-53
+#: least difference of quartiles: its square must not underflow
+LEAST_SPREAD = 1e-150
 #: nodes of the quadrature of covariances and of the one that it is compared with, and its allowed relative error in
 #: variances
 NODES, FEWER_NODES, QUADRATURE_ERROR = 80, 56, 1e-3
@@ -45,7 +47,8 @@ class Inputs:
         Frozen continuous distributions of `scipy.stats`, by parameter or entry of a vector parameter (``"k[1]"``).
     correlation : mapping of (str, str) to float, or array, shape (k, k), optional
         Correlation of the normal scores z, not of the parameters (the two agree for normal distributions): by pairs of
-        names, others zero, or as a matrix in the order of `distributions`. Default: independent.
+        names, others zero, or as a matrix. Rows and columns of a DataFrame or DataArray are read by their labels; those
+        of an array are in the order of `distributions`. Default: independent.
 
     Attributes
     ----------
@@ -63,7 +66,7 @@ class Inputs:
     ParameterError
         A name is unknown or given twice, or a distribution is not a frozen continuous one with valid numbers.
     OptionError
-        The correlation has a wrong shape or unknown names, or is not positive definite.
+        The correlation has a wrong shape or unknown names or labels, or is not positive definite.
 
     References
     ----------
@@ -159,13 +162,17 @@ class Inputs:
     def to_normal(self, x: ArrayLike) -> Array:
         """Independent standard normal variables, (..., k), of parameters x, (..., k); the inverse of `from_normal`.
 
-        Infinite at the ends of a support, NaN beyond them.
+        Infinite at the ends of a support, NaN beyond them. So are then the entries of correlated parameters that come
+        later; NaN if infinite terms of both signs meet.
         """
         given = self._given("x", x)
         z = np.stack([_score(own, given[..., i]) for i, own in enumerate(self.distributions)], axis=-1)
-        if self.is_independent:
-            return z
-        return np.asarray(np.linalg.solve(self._root, z[..., None])[..., 0])
+        u = np.empty_like(z)
+        with np.errstate(invalid="ignore"):
+            for i, row in enumerate(self._root):
+                earlier = np.flatnonzero(row[:i])  # without zeros, which have no product with infinity
+                u[..., i] = (z[..., i] - u[..., earlier] @ row[earlier]) / row[i]
+        return u
 
     def jacobian(self, u: ArrayLike) -> Array:
         """Derivatives dx/du of `from_normal` at u, (..., k, k); its inverse is the Jacobian of `to_normal`."""
@@ -330,17 +337,25 @@ def _places(system: HybridSystem, distributions: object) -> tuple[tuple[str, ...
 
 def _checked(name: str, given: Any) -> Any:
     if not isinstance(getattr(given, "dist", None), rv_continuous):
+        remedy = "For example stats.norm(10, 0.5); discrete distributions are not supported."
+        if isinstance(given, rv_continuous):
+            remedy = (
+                "Call the distribution to freeze it, for example stats.rv_histogram(counts)(), stats.norm(10, 0.5)."
+            )
+        elif hasattr(given, "icdf"):
+            remedy = "Random variables of SciPy's new interface are not supported: use stats.norm, not stats.Normal."
         raise ParameterError(
-            f"The distribution of '{name}' must be a frozen continuous distribution of scipy.stats, got "
-            f"{shown(given)}.",
-            remedy="For example stats.norm(10, 0.5); discrete distributions are not supported.",
+            f"The distribution of '{name}' must be a frozen continuous distribution of scipy.stats (rv_frozen of an "
+            f"rv_continuous), got {shown(given)}.",
+            remedy=remedy,
         )
     with np.errstate(all="ignore"):
         middle = np.asarray(given.ppf([0.25, 0.5, 0.75])) if np.ndim(given.ppf(0.5)) == 0 else np.array([np.nan])
-    if not np.isfinite(middle).all() or not (np.diff(middle) > 0).all():
+    if not np.isfinite(middle).all() or not (np.diff(middle) > LEAST_SPREAD).all():
         raise ParameterError(
-            f"The distribution of '{name}' ({given.dist.name}{given.args or given.kwds}) has invalid numbers: it needs "
-            "one finite value of each, and a positive scale."
+            f"The distribution of '{name}' ({given.dist.name}{given.args or given.kwds}) has invalid arguments, or its "
+            "quartiles do not differ in double precision.",
+            remedy="Arguments must be finite numbers, not arrays, and the scale positive.",
         )
     return given
 

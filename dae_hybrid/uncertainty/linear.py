@@ -13,6 +13,7 @@ from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.interface.prepared import prepare
 from dae_hybrid.interface.runs import Parameters
 from dae_hybrid.numerics.arrays import EPS, Array
+from dae_hybrid.options import Options
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import align, html
 from dae_hybrid.uncertainty.inputs import QUADRATURE_ERROR, Inputs, check_inputs, owners
@@ -116,6 +117,7 @@ def linear_propagation(
     (0.000669, array([0.027, 0.973]))
     """
     own, name = check_inputs(inputs, system), scalar_functional(system, functional)
+    Options.of(options)
     covariance = own.covariance
     p, wrt = own.design(parameters), owners(system, own.indices)
     p[list(own.indices)] = own.mean

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,16 @@ def test_values_outside_a_support_have_no_score() -> None:
     assert np.isnan(found[[0, 3]]).all()
     assert found[1] == -np.inf
     assert found[2] == np.inf
+
+
+def test_scores_at_the_end_of_a_support_leave_others_alone() -> None:
+    own = dict.fromkeys("abc", stats.uniform())
+    inputs = dh.Inputs(SYSTEM, own, {("a", "c"): 0.5})
+    with warnings.catch_warnings(action="error"):
+        found = inputs.to_normal([[1.0, 0.3, 0.5], [0.5, 1.0, 0.5], [0.5, 0.3, 1.0], [1.0, 0.3, 1.0]])
+    score = stats.norm.ppf(0.3)
+    expected = [[np.inf, score, -np.inf], [0, np.inf, 0], [0, score, np.inf], [np.inf, score, np.nan]]
+    np.testing.assert_allclose(found, expected, atol=1e-15)
 
 
 def test_correlation_is_that_of_the_normal_scores() -> None:
@@ -120,6 +131,9 @@ def test_design_parameters_and_pickle() -> None:
     pytest.param({"a": stats.norm(0, 0)}, id="zero scale"),
     pytest.param({"a": stats.norm(np.nan, 1)}, id="NaN"),
     pytest.param({"a": stats.norm([0, 1], 1)}, id="array"),
+    pytest.param({"a": stats.norm(0, 1e-300)}, id="variance underflows"),
+    pytest.param({"a": stats.norm(1e6, 1e-12)}, id="no spread in double precision"),
+    pytest.param({"a": stats.rv_histogram(np.histogram([1, 2, 3]))}, id="histogram not frozen"),
 ])  # fmt: skip
 def test_bad_distributions_are_refused(distributions: Any) -> None:
     with pytest.raises(dh.ParameterError):
@@ -152,6 +166,21 @@ def test_an_entry_named_twice_is_refused() -> None:
 def test_bad_correlations_are_refused(correlation: Any, message: str) -> None:
     with pytest.raises(dh.OptionError, match=message):
         dh.Inputs(SYSTEM, {"a": stats.norm(), "b": stats.norm()}, correlation)
+
+
+def test_labels_of_a_correlation_matrix_are_read() -> None:
+    own = dict.fromkeys("abc", stats.norm())
+    matrix = np.array([[1, 0.9, 0], [0.9, 1, 0.1], [0, 0.1, 1]])  # of b, c, a
+    pd, xr = pytest.importorskip("pandas"), pytest.importorskip("xarray")
+    expected = [[1, 0, 0.1], [0, 1, 0.9], [0.1, 0.9, 1]]
+    frame = pd.DataFrame(matrix, index=list("bca"), columns=list("bca"))
+    for labelled in (frame, frame[["a", "c", "b"]], xr.DataArray(matrix, [("x", list("bca")), ("y", list("bca"))])):
+        np.testing.assert_array_equal(dh.Inputs(SYSTEM, own, labelled).correlation, expected)
+    for plain in (pd.DataFrame(matrix), xr.DataArray(matrix), matrix.tolist()):
+        np.testing.assert_array_equal(dh.Inputs(SYSTEM, own, plain).correlation, matrix)
+    for labels in ("bcd", "bcc"):
+        with pytest.raises(dh.OptionError, match="has the labels"):
+            dh.Inputs(SYSTEM, own, pd.DataFrame(matrix, index=list(labels), columns=list("abc")))
 
 
 def test_a_matrix_of_three_that_is_not_definite_is_refused() -> None:

@@ -82,3 +82,15 @@ def test_distributions_without_moments_are_refused() -> None:
         dh.linear_propagation(LINE, SPAN, dh.Inputs(LINE, {"a": stats.cauchy()}))
     with pytest.raises(dh.ParameterError, match="Unknown functional"):
         dh.linear_propagation(LINE, SPAN, dh.Inputs(LINE, {"a": stats.norm()}), functional="Q")
+
+
+@pytest.mark.parametrize("option", ["wrt", "derivatives", "t_eval", "rtoll"])
+def test_unknown_options_are_refused(option: str) -> None:
+    inputs = dh.Inputs(LINE, {"a": stats.norm()})
+    given: Any = {option: "a"}
+    with pytest.raises(dh.OptionError, match=f"Unknown option '{option}'"):
+        dh.linear_propagation(LINE, SPAN, inputs, **given)
+    given.pop("wrt", None)
+    if given:
+        with pytest.raises(dh.OptionError, match=f"Unknown option '{option}'"):
+            dh.form(LINE, SPAN, inputs, above=1.0, **given)
