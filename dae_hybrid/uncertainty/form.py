@@ -170,8 +170,9 @@ class Form:
         own = np.tile(np.arange(each) * len(centres) // each, parts)  # consecutive Sobol points are balanced
         u, shares = z + centres[own], np.bincount(own) / count
         runs = state.sample(u)
-        refuse_failures("run", runs.errors, share)
-        warn_of_failures("run", runs.errors, 2)
+        effect = "failed runs count as not beyond the limit."
+        refuse_failures("run", runs.errors, share, effect)
+        warn_of_failures("run", runs.errors, 2, effect.capitalize())
         weights = np.exp(-logsumexp(u @ centres.T - 0.5 * (centres**2).sum(axis=1), axis=1, b=shares))
         fails = state.of_values(runs.values) <= 0  # not where a run fails: its value is NaN
         is_safe = self.beta >= 0

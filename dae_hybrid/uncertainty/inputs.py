@@ -223,14 +223,14 @@ class Inputs:
         ParameterError
             `parameters` names a random parameter, or is invalid.
         """
-        return self.table(self.normal_points(n, sampler, seed), parameters)
+        return self.table(self.normal_points(n, sampler, checked_seed(seed)), parameters)
 
-    def normal_points(self, n: int, sampler: str, seed: int | None) -> Array:
+    def normal_points(self, n: int, sampler: str, seed: int | np.random.SeedSequence | None) -> Array:
         """Independent standard normal points of a sample, (n, k)."""
         count, k = positive_integer("n", n), len(self)
         if sampler not in SAMPLERS:
             raise OptionError(f"Unknown sampler {shown(sampler)}.", remedy=f"Samplers: {', '.join(SAMPLERS)}.")
-        rng = np.random.default_rng(checked_seed(seed))
+        rng = np.random.default_rng(seed)
         if sampler == "random":
             points = rng.random((count, k))
         elif sampler == "sobol":

@@ -149,5 +149,5 @@ def replicate_points(inputs: Inputs, count: int, parts: int, sampler: str, seed:
                 f"n / replicates must be a power of two for Sobol points, got {count} / {parts} = {each}.",
                 remedy=f"With {parts} replicates, the neighbours of n are {below} and {2 * below}.",
             )
-    seeds = np.random.SeedSequence(checked_seed(seed)).generate_state(parts)
-    return np.vstack([inputs.normal_points(count // parts, sampler, int(own)) for own in seeds])
+    seeds = np.random.SeedSequence(checked_seed(seed)).spawn(parts)
+    return np.vstack([inputs.normal_points(count // parts, sampler, own) for own in seeds])

@@ -170,8 +170,11 @@ def failures_in_words(what: str, errors: Sequence[DaeHybridError | None]) -> str
     )
 
 
-def refuse_failures(what: str, errors: Sequence[DaeHybridError | None], limit: float) -> None:
-    """Refuse a result that omits too many runs.
+def refuse_failures(
+    what: str, errors: Sequence[DaeHybridError | None], limit: float,
+    effect: str = "results that omit these runs are conditional on success.",
+) -> None:  # fmt: skip
+    """Refuse a result that lacks too many runs; `effect` says what a result without them is.
 
     Raises
     ------
@@ -181,12 +184,13 @@ def refuse_failures(what: str, errors: Sequence[DaeHybridError | None], limit: f
     if sum(error is not None for error in errors) > limit * len(errors):
         raise UncertaintyError(
             f"{failures_in_words(what, errors)} At most {limit:.2%} may be omitted.",
-            remedy="Limit the distributions to the domain of the model, or set max_failed=: results that omit these "
-            "runs are conditional on success.",
+            remedy=f"Limit the distributions to the domain of the model, or set max_failed=: {effect}",
         )
 
 
-def warn_of_failures(what: str, errors: Sequence[DaeHybridError | None], level: int) -> None:
-    """Warn the caller of a public function of missing runs."""
+def warn_of_failures(
+    what: str, errors: Sequence[DaeHybridError | None], level: int, effect: str = "Statistics omit them."
+) -> None:
+    """Warn the caller of a public function of missing runs, and of the effect."""
     if text := failures_in_words(what, errors):
-        warnings.warn(f"{text} Statistics omit them.", UncertaintyWarning, stacklevel=level + 1)
+        warnings.warn(f"{text} {effect}", UncertaintyWarning, stacklevel=level + 1)

@@ -165,11 +165,11 @@ def test_importance_sampling_that_meets_too_few_failures_warns() -> None:
     system = closed_form({"a": 0.0, "b": 0.0}, lambda a, b: a - 1e4 * b * b)
     found = dh.form(system, SPAN, dh.Inputs(system, {"a": stats.norm(), "b": stats.norm()}), above=3.0, starts=1)
     with pytest.warns(dh.UncertaintyWarning, match="effective number of 0 of 64 runs"):
-        none = found.importance_sampling(64, seed=1)
+        none = found.importance_sampling(64, seed=2)
     assert none.value == 0
     assert np.isnan(none.standard_error)
     with pytest.warns(dh.UncertaintyWarning, match="effective number of 1 of 64 runs"):
-        found.importance_sampling(64, seed=0)
+        found.importance_sampling(64, seed=1)
 
 
 def test_the_system_is_that_of_the_call() -> None:
@@ -240,7 +240,7 @@ def test_runs_that_fail_shorten_the_step() -> None:
     with pytest.warns(dh.UncertaintyWarning, match="or runs fail there"):
         found = dh.form(FRAGILE, SPAN, inputs, below=0.02, **CLOSE)
     np.testing.assert_allclose(found.beta, (2 - 0.5 - 0.02**2) / 0.5, rtol=1e-6)
-    with pytest.raises(dh.UncertaintyError, match="may be omitted"):  # about half of the runs
+    with pytest.raises(dh.UncertaintyError, match="failed runs count as not beyond"):  # about half of the runs
         found.importance_sampling(64)
     with (
         pytest.warns(dh.UncertaintyWarning, match="rests on"),
@@ -254,7 +254,7 @@ def test_runs_that_fail_shorten_the_step() -> None:
 def test_runs_that_fail_have_no_value_beyond_the_limit() -> None:
     """G = sqrt(a - 1/2) is below 1/2 for a from 1/2 to 3/4; runs fail below, in a third of the sample."""
     found = dh.form(FRAGILE, SPAN, dh.Inputs(FRAGILE, {"a": stats.norm(2, 0.5)}), below=0.5, **CLOSE)
-    with pytest.warns(dh.UncertaintyWarning, match="of 1024 failed"):
+    with pytest.warns(dh.UncertaintyWarning, match="of 1024 failed.*Failed runs count as not beyond"):
         sampled = found.importance_sampling(1024, max_failed=0.5)
     assert abs(sampled.value - (stats.norm.cdf(-2.5) - stats.norm.cdf(-3))) < 5 * sampled.standard_error
 

@@ -15,6 +15,7 @@ from scipy import stats
 
 import dae_hybrid as dh
 from dae_hybrid.uncertainty.inputs import SAMPLERS
+from dae_hybrid.uncertainty.monte_carlo import replicate_points
 
 SYSTEM = closed_form(
     {"a": 1.0, "b": 2.0, "c": 3.0, "k": np.array([1.0, 2.0])}, lambda a, b, c, k: a + b + c + k[0] + k[1]
@@ -109,6 +110,12 @@ def test_samplers_have_the_marginals_and_are_reproducible(sampler: Any) -> None:
         assert stats.kstest(rows[:, i], own.cdf).pvalue > 1e-3
     np.testing.assert_array_equal(rows, inputs.sample(1024, sampler=sampler, seed=3))
     assert (rows != inputs.sample(1024, sampler=sampler, seed=4)).any()
+
+
+def test_replicates_differ_with_every_seed() -> None:
+    """Words of 32 bits as seeds of 8192 replicates coincide with seed 2."""
+    u = replicate_points(dh.Inputs(SYSTEM, {"a": stats.norm()}), 2 * 8192, 8192, "random", 2)
+    assert np.unique(u).size == 2 * 8192
 
 
 def test_design_parameters_and_pickle() -> None:
