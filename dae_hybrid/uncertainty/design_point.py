@@ -18,11 +18,15 @@ from dae_hybrid.uncertainty.runs import Execution, Runs, cheapest, evaluate
 
 #: of the line search: share of the expected decrease, factor of the penalty, longest step, number of halvings
 DECREASE, PENALTY, LONGEST, HALVINGS = 1e-4, 2.0, 4.0, 25
+#: least curvature along a step, relative to the Hessian before (M. J. D. Powell, 1978)
+DAMPED = 0.2
 #: rounding of the merit: below it, steps cannot be compared
 ROUNDED = 10 * EPS
 #: distances in standard deviations: of probes beside a point, of those that look for a nearer part of the surface, and
 #: of distinct points
 BESIDE, FARTHER, DISTINCT = 0.1, (0.1, 0.2, 0.4, 0.8), 0.05
+#: largest number of searches from such nearer parts
+MOST_FURTHER = 100
 #: points whose sequences are compared if a search does not converge
 LAST = 30
 
@@ -69,6 +73,10 @@ class LimitPoint:
     def errors(self) -> tuple[float, float]:
         """Distance to the surface to first order, and the part of u along the surface."""
         return abs(self.g) / self.steepness, float(np.linalg.norm(self.u - (self.alpha @ self.u) * self.alpha))
+
+    def residual(self, multiplier: float) -> Array:
+        """Gradient of |u|^2 / 2 + multiplier g."""
+        return np.asarray(self.u + multiplier * self.slope)
 
 
 class LimitState:
@@ -183,7 +191,10 @@ def nearer_points(limit_state: LimitState, found: Neighbourhood, tolerance: floa
 
 
 def search(limit_state: LimitState, start: Array, tolerance: float, max_iterations: int) -> LimitPoint:
-    """Find a stationary point of the distance on the limit state surface, by the improved HL-RF method.
+    """Find a stationary point of the distance on the limit state surface.
+
+    Sequential quadratic programming with the merit function of the improved HL-RF method; the Hessian of
+    ``|u|^2 / 2 + lambda g``, which is the identity in HL-RF, has damped BFGS updates.
 
     Raises
     ------
@@ -192,7 +203,7 @@ def search(limit_state: LimitState, start: Array, tolerance: float, max_iteratio
     DaeHybridError
         The run at the start fails.
     """
-    point, digests = limit_state(start), list[int]()
+    point, digests, hessian = limit_state(start), list[int](), np.eye(start.size)
     for _ in range(max_iterations):
         digests.append(point.digest)
         if point.steepness == 0:
@@ -202,22 +213,36 @@ def search(limit_state: LimitState, start: Array, tolerance: float, max_iteratio
         off, along = point.errors
         if max(off, along) <= tolerance * max(1.0, float(np.linalg.norm(point.u))):
             return point
-        following = _step(limit_state, point, digests)
-        if following is None:
+        direction, multiplier = _quadratic_step(point, hessian)
+        following = _line_search(limit_state, point, direction, multiplier, digests)
+        if following is not None:
+            change = following.residual(multiplier) - point.residual(multiplier)
+            hessian = _updated(hessian, following.u - point.u, change)
+            point = following
+        elif (hessian == np.eye(start.size)).all():
             raise UncertaintyError(_stuck("No step along the search direction reduces the merit", point, digests))
-        point = following
+        else:
+            hessian = np.eye(start.size)
     raise UncertaintyError(_stuck(f"{max_iterations} iterations were made", point, digests))
 
 
-def _step(limit_state: LimitState, point: LimitPoint, digests: list[int]) -> LimitPoint | None:
-    """A step of the improved HL-RF method; None if no step reduces the merit function |u|^2 / 2 + c |g|.
+def _quadratic_step(point: LimitPoint, hessian: Array) -> tuple[Array, float]:
+    """The step d to the minimum of u d + d^T H d / 2 with g + slope d = 0, and its Lagrange multiplier."""
+    to_origin, across = np.linalg.solve(hessian, np.column_stack([point.u, point.slope])).T
+    multiplier = float((point.g - point.slope @ to_origin) / (point.slope @ across))
+    return -to_origin - multiplier * across, multiplier
+
+
+def _line_search(
+    limit_state: LimitState, point: LimitPoint, direction: Array, multiplier: float, digests: list[int]
+) -> LimitPoint | None:
+    """A point along the direction that reduces the merit function |u|^2 / 2 + c |g|; None if there is none.
 
     Digests of rejected points are added to those given.
     """
-    u, g, slope = point.u, point.g, point.slope
-    target = (slope @ u - g) / point.steepness**2 * slope
-    direction = target - u
-    c = PENALTY * max(float(np.linalg.norm(u)), float(np.linalg.norm(target))) / point.steepness
+    u, g = point.u, point.g
+    foot = float(abs(point.slope @ u - g)) / point.steepness  # distance of the tangent plane from the origin
+    c = PENALTY * max(abs(multiplier), max(float(np.linalg.norm(u)), foot) / point.steepness)
     merit, expected = 0.5 * float(u @ u) + c * abs(g), float(u @ direction) - c * abs(g)
     length = min(1.0, LONGEST / float(np.linalg.norm(direction)))
     for _ in range(HALVINGS):
@@ -232,6 +257,18 @@ def _step(limit_state: LimitState, point: LimitPoint, digests: list[int]) -> Lim
             digests.append(other.digest)
         length /= 2
     return None
+
+
+def _updated(hessian: Array, step: Array, change: Array) -> Array:
+    """The Hessian after a damped BFGS update, positive definite, by a step and the change of the gradient along it."""
+    own = hessian @ step
+    before, after = float(step @ own), float(step @ change)
+    if after < DAMPED * before:
+        weight = (1 - DAMPED) * before / (before - after)
+        change = weight * change + (1 - weight) * own
+        after = DAMPED * before
+    found = hessian - np.outer(own, own) / before + np.outer(change, change) / after
+    return found if np.isfinite(found).all() else np.eye(step.size)
 
 
 def _stuck(what: str, point: LimitPoint, digests: Sequence[int]) -> str:
@@ -254,7 +291,7 @@ def design_points(
     """
     found, errors, searches = list[Neighbourhood](), list[DaeHybridError](), 0
     queue = [(start, np.inf) for start in starts]
-    while queue:
+    while queue and searches < len(starts) + MOST_FURTHER:
         (start, bound), searches = queue.pop(0), searches + 1
         try:
             point = search(state, start, tolerance, max_iterations)
@@ -270,4 +307,6 @@ def design_points(
         except DaeHybridError as error:
             error.release()
             errors.append(error)
-    return sorted(found, key=lambda one: abs(one.point.beta)), errors, searches
+    if queue:
+        errors.append(UncertaintyError(f"{len(queue)} searches from points nearer to the origin were not made."))
+    return sorted(found, key=lambda one: abs(one.point.beta)), errors, searches + len(queue)

@@ -240,7 +240,7 @@ def form(
     parameters : mapping, labelled array or array, optional
         Values of the design parameters; default nominal.
     starts : int
-        Number of searches: from the origin (the medians), and from random points at distance 2.
+        Number of first searches: from the origin (the medians), and from random points at distance 2.
     tolerance : float
         Allowed distance from the limit state surface and along it, in standard deviations, relative to max(1, |u|).
     max_iterations : int
@@ -268,15 +268,18 @@ def form(
 
     Notes
     -----
-    The search is the improved HL-RF method [1]_, with a merit function and exact gradients; a step to a point whose run
-    fails is shortened. Principal curvatures of the surface, by differences of gradients, show whether a point found is
-    a minimum of the distance; if not, searches go on from points nearer to the origin. The limit state surface is
-    replaced by its tangent plane at the design point: `Form.importance_sampling` shows what that neglects.
+    The search is sequential quadratic programming with exact gradients, the merit function of the improved HL-RF method
+    [1]_ and damped BFGS updates [2]_ of the Hessian; a step to a point whose run fails is shortened. Principal
+    curvatures of the surface, by differences of gradients, show whether a point found is a minimum of the distance; if
+    not, searches go on from points nearer to the origin. The limit state surface is replaced by its tangent plane at
+    the design point: `Form.importance_sampling` shows what that neglects.
 
     References
     ----------
     .. [1] Y. Zhang, A. Der Kiureghian, Two improved algorithms for reliability analysis, in: Reliability and
        Optimization of Structural Systems, Chapman & Hall, 1995, 297-304.
+    .. [2] M. J. D. Powell, A fast algorithm for nonlinearly constrained optimization calculations, in: Numerical
+       Analysis, Lecture Notes in Mathematics 630, Springer, 1978, 144-157.
 
     Examples
     --------

@@ -97,7 +97,7 @@ def test_published_correlated_example() -> None:
     x, y, z = lognormal(500, 100), stats.norm(2000, 400), stats.uniform(5 - 0.5 * np.sqrt(3), np.sqrt(3))
     system = closed_form({"x": 1.0, "y": 1.0, "z": 1.0}, lambda x, y, z: 1.7 - y / (1000 * z) - (x / (200 * z)) ** 2)
     pairs = {("x", "y"): nataf(x, y, 0.3), ("x", "z"): nataf(x, z, 0.2), ("y", "z"): nataf(y, z, 0.2)}
-    found = dh.form(system, SPAN, dh.Inputs(system, {"x": x, "y": y, "z": z}, pairs), below=0.0, **TIGHT)
+    found = dh.form(system, SPAN, dh.Inputs(system, {"x": x, "y": y, "z": z}, pairs), below=0.0, **CLOSE)
     assert abs(found.beta - 3.7347) < 1e-3
 
 
@@ -163,7 +163,7 @@ def test_importance_sampling_around_several_design_points() -> None:
 def test_importance_sampling_that_meets_too_few_failures_warns() -> None:
     """Failure is a sliver around the design point."""
     system = closed_form({"a": 0.0, "b": 0.0}, lambda a, b: a - 1e4 * b * b)
-    found = dh.form(system, SPAN, dh.Inputs(system, {"a": stats.norm(), "b": stats.norm()}), above=3.0, starts=1)
+    found = dh.form(system, SPAN, dh.Inputs(system, {"a": stats.norm(), "b": stats.norm()}), above=3.0)
     with pytest.warns(dh.UncertaintyWarning, match="effective number of 0 of 64 runs"):
         none = found.importance_sampling(64, seed=2)
     assert none.value == 0
@@ -178,6 +178,35 @@ def test_the_system_is_that_of_the_call() -> None:
     twice = closed_form({"a": 0.0}, lambda a: 2 * a)
     found = dh.form(twice, SPAN, inputs, above=4.0)
     assert abs(found.importance_sampling(1024).value / stats.norm.sf(2) - 1) < 0.02
+
+
+def test_curved_surfaces_need_few_runs() -> None:
+    """The HL-RF method oscillates where beta kappa is near or above one, and needs more than 100 iterations here."""
+    normal = {name: stats.norm() for name in "ab"}
+    for of, beta in (
+        (lambda a, b: 0.1 * (a - b) ** 2 - (a + b) / np.sqrt(2) + 2.5, 2.5),
+        (lambda a, b: 3 - a + 1e4 * b * b, 3.0),
+    ):
+        system = closed_form({"a": 0.0, "b": 0.0}, of)
+        found = dh.form(system, SPAN, dh.Inputs(system, normal), below=0.0)
+        np.testing.assert_allclose(found.beta, beta, rtol=1e-6)
+        assert found.unsuccessful == ()
+        assert found.n_runs < 120
+
+
+def test_all_design_points_around_a_saddle_are_found() -> None:
+    """The sum of exponentials is largest on the axes; the search from the origin ends on the diagonal, at a maximum."""
+    names = "abcde"
+    system = closed_form(dict.fromkeys(names, 0.0), lambda **x: sum(ca.exp(x[name]) for name in names))
+    inputs = dh.Inputs(system, dict.fromkeys(names, stats.norm()))
+    with pytest.warns(dh.UncertaintyWarning, match="another design point"):
+        found = dh.form(system, SPAN, inputs, above=40.0, starts=1, **CLOSE)
+    points = np.array([found.u, *(point.u for point in found.others)])
+    assert sorted(points.argmax(axis=1).tolist()) == [0, 1, 2, 3, 4]
+    best = optimize.minimize(
+        lambda u: u @ u, [3.5, 0, 0, 0, 0], constraints={"type": "eq", "fun": lambda u: np.exp(u).sum() - 40}, tol=1e-12
+    )
+    np.testing.assert_allclose([found.beta, *(point.beta for point in found.others)], np.sqrt(best.fun), rtol=1e-6)
 
 
 def test_another_design_point_is_reported() -> None:
