@@ -27,6 +27,8 @@ ROUNDED = 10 * EPS
 BESIDE, FARTHER, DISTINCT = 0.1, (0.1, 0.2, 0.4, 0.8), 0.05
 #: largest number of searches from such nearer parts
 MOST_FURTHER = 100
+#: points between the origin and the design point at which the sign of the limit state is checked, unless it is so near
+ON_RAY, AT_ORIGIN = 16, 1e-3
 #: points whose sequences are compared if a search does not converge
 LAST = 30
 
@@ -310,3 +312,20 @@ def design_points(
     if queue:
         errors.append(UncertaintyError(f"{len(queue)} searches from points nearer to the origin were not made."))
     return sorted(found, key=lambda one: abs(one.point.beta)), errors, searches + len(queue)
+
+
+def check_nearest(state: LimitState, best: LimitPoint) -> int:
+    """Refuse a point if the limit state changes sign between the origin and it; return how many runs fail there."""
+    places = np.linspace(0, 1, ON_RAY, endpoint=False)
+    values = state.of_values(state.sample(np.outer(places, best.u)).values)
+    crossed = np.flatnonzero(values * best.beta < 0)
+    if crossed.size and abs(best.beta) > AT_ORIGIN:
+        distance = abs(best.beta)
+        raise UncertaintyError(
+            f"The searches found a point of the limit state surface at distance {distance:.4g}, but in its direction "
+            f"the limit state has the other sign at distance {places[crossed[0]] * distance:.4g}: the point is not the "
+            "nearest.",
+            remedy="Pass more starts=. If the functional jumps across the limit there, no design point exists: use "
+            "monte_carlo.",
+        )
+    return int(np.isnan(values).sum())

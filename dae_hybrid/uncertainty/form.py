@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 import numpy as np
 from scipy.special import logsumexp, ndtr
 
+from dae_hybrid.ensembles.scheduling import EnsembleProgress
+from dae_hybrid.ensembles.workers import ExecutorLike
 from dae_hybrid.errors import DaeHybridError, OptionError
 from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.interface.runs import Parameters
@@ -18,12 +21,21 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Options, positive_integer
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import align, counted, html
-from dae_hybrid.uncertainty.design_point import BESIDE, LimitPoint, LimitState, Neighbourhood, design_points
+from dae_hybrid.uncertainty.design_point import (
+    BESIDE,
+    ON_RAY,
+    LimitPoint,
+    LimitState,
+    Neighbourhood,
+    check_nearest,
+    design_points,
+)
 from dae_hybrid.uncertainty.errors import UncertaintyError, UncertaintyWarning
 from dae_hybrid.uncertainty.inputs import Inputs, check_inputs, checked_seed, owners
 from dae_hybrid.uncertainty.monte_carlo import replicate_points
 from dae_hybrid.uncertainty.runs import (
     MAX_FAILED,
+    Execution,
     checked_share,
     refuse_failures,
     scalar_functional,
@@ -37,8 +49,6 @@ START = 2.0
 SPHERE = 0.1
 #: another design point matters if its index is larger by at most this
 NEXT_BETA = 1.0
-#: points between the origin and the design point at which the sign of the limit state is checked, unless it is so near
-ON_RAY, AT_ORIGIN = 16, 1e-3
 #: least effective number of runs in an estimate by importance sampling
 FEW = 10
 
@@ -124,7 +134,16 @@ class Form:
         return dict(zip(self.names, self.x.tolist(), strict=True))
 
     def importance_sampling(
-        self, n: int, *, replicates: int = 8, seed: int | None = 0, max_failed: float = MAX_FAILED
+        self,
+        n: int,
+        *,
+        replicates: int = 8,
+        seed: int | None = 0,
+        max_failed: float = MAX_FAILED,
+        executor: ExecutorLike | None = None,
+        workers: int | None = None,
+        store: str | os.PathLike[str] | None = None,
+        progress: bool | Callable[[EnsembleProgress], object] = False,
     ) -> Estimate:
         """Estimate the probability of failure from a sample around the design points, which sees curvature and kinks.
 
@@ -134,7 +153,7 @@ class Form:
 
         Parameters
         ----------
-        n, replicates, seed, max_failed
+        n, replicates, seed, max_failed, executor, workers, store, progress
             As in `monte_carlo`; scrambled Sobol points.
 
         Returns
@@ -147,7 +166,7 @@ class Form:
         OptionError
             An argument is invalid, or a replicate has fewer runs than there are design points.
         UncertaintyError
-            Too many runs failed.
+            Too many runs failed, or `progress` ended them.
 
         Warns
         -----
@@ -169,7 +188,7 @@ class Form:
             )
         own = np.tile(np.arange(each) * len(centres) // each, parts)  # consecutive Sobol points are balanced
         u, shares = z + centres[own], np.bincount(own) / count
-        runs = state.sample(u)
+        runs = state.sample(u, execution=Execution(executor, workers, store, progress))
         effect = "failed runs count as not beyond the limit."
         refuse_failures("run", runs.errors, share, effect)
         warn_of_failures("run", runs.errors, 2, effect.capitalize())
@@ -309,7 +328,7 @@ def form(
     if not distinct:
         raise _unconverged(errors)
     best, *others = (one.point for one in distinct)
-    failed_on_ray = _check_nearest(state, best)
+    failed_on_ray = check_nearest(state, best)
     _warn(distinct, errors, searches, failed_on_ray)
     labels = system.parameters.labels()
     return Form(
@@ -339,23 +358,6 @@ def _unconverged(errors: Sequence[DaeHybridError]) -> UncertaintyError:
     )
     found.errors = tuple(errors)  # type: ignore[attr-defined]
     return found
-
-
-def _check_nearest(state: LimitState, best: LimitPoint) -> int:
-    """Refuse a point if the limit state changes sign between the origin and it; return how many runs fail there."""
-    places = np.linspace(0, 1, ON_RAY, endpoint=False)
-    values = state.of_values(state.sample(np.outer(places, best.u)).values)
-    crossed = np.flatnonzero(values * best.beta < 0)
-    if crossed.size and abs(best.beta) > AT_ORIGIN:
-        distance = abs(best.beta)
-        raise UncertaintyError(
-            f"The searches found a point of the limit state surface at distance {distance:.4g}, but in its direction "
-            f"the limit state has the other sign at distance {places[crossed[0]] * distance:.4g}: the point is not the "
-            "nearest.",
-            remedy="Pass more starts=. If the functional jumps across the limit there, no design point exists: use "
-            "monte_carlo.",
-        )
-    return int(np.isnan(values).sum())
 
 
 def _importance(inputs: Inputs, point: LimitPoint) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+from pathlib import Path
 from typing import Any
 
 import casadi as ca
@@ -158,6 +159,16 @@ def test_importance_sampling_around_several_design_points() -> None:
     assert sampled.standard_error < 0.01 * exact
     with pytest.raises(dh.OptionError, match="at least 3, the number of design points"):
         dataclasses.replace(found, others=found.others * 2).importance_sampling(16)
+
+
+def test_importance_sampling_is_an_ensemble(tmp_path: Path) -> None:
+    found = dh.form(PLANE, SPAN, dh.Inputs(PLANE, {name: stats.norm() for name in "abc"}), above=9.0)
+    states = list[Any]()
+    call: dict[str, Any] = {"store": tmp_path / "store", "executor": "threads", "workers": 2, "progress": states.append}
+    assert found.importance_sampling(1024, **call).value == found.importance_sampling(1024).value
+    assert states
+    assert (tmp_path / "store" / "runs").is_dir()
+    assert found.importance_sampling(1024, **call).value == found.importance_sampling(1024).value
 
 
 def test_importance_sampling_that_meets_too_few_failures_warns() -> None:
