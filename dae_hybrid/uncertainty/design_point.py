@@ -117,7 +117,8 @@ class LimitState:
     def slopes(self, u: Array, gradients: Array | None) -> Array:
         """Derivatives of the limit state by u, (..., k), from gradients of the functional by parameters."""
         own = -self._sign * np.asarray(gradients)[..., self._random]
-        return np.asarray((own[..., None, :] @ self.inputs.jacobian(u))[..., 0, :])
+        with np.errstate(over="ignore", invalid="ignore"):  # where a density vanishes
+            return np.asarray((own[..., None, :] @ self.inputs.jacobian(u))[..., 0, :])
 
     def __call__(self, u: Array) -> LimitPoint:
         """Evaluate a point.
@@ -270,7 +271,8 @@ def _updated(hessian: Array, step: Array, change: Array) -> Array:
         change = weight * change + (1 - weight) * own
         after = DAMPED * before
     found = hessian - np.outer(own, own) / before + np.outer(change, change) / after
-    return found if np.isfinite(found).all() else np.eye(step.size)
+    is_definite = np.isfinite(found).all() and np.linalg.eigvalsh(found)[0] > EPS * np.trace(found)
+    return found if is_definite else np.eye(step.size)
 
 
 def _stuck(what: str, point: LimitPoint, digests: Sequence[int]) -> str:
@@ -325,7 +327,7 @@ def check_nearest(state: LimitState, best: LimitPoint) -> int:
             f"The searches found a point of the limit state surface at distance {distance:.4g}, but in its direction "
             f"the limit state has the other sign at distance {places[crossed[0]] * distance:.4g}: the point is not the "
             "nearest.",
-            remedy="Pass more starts=. If the functional jumps across the limit there, no design point exists: use "
+            remedy="Increase starts=. If the functional jumps across the limit there, no design point exists: use "
             "monte_carlo.",
         )
     return int(np.isnan(values).sum())

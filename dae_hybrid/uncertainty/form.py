@@ -45,7 +45,7 @@ from dae_hybrid.uncertainty.statistics import Estimate, by_replicates, threshold
 
 #: distance of starts from the origin, in standard deviations
 START = 2.0
-#: the surface is almost a sphere around the origin if 1 + beta kappa is below this, with a principal curvature kappa
+#: the surface is taken for a sphere around the origin if 1 + beta kappa is below this, with a principal curvature kappa
 SPHERE = 0.1
 #: another design point matters if its index is larger by at most this
 NEXT_BETA = 1.0
@@ -282,8 +282,9 @@ def form(
     Warns
     -----
     UncertaintyWarning
-        The sequence of events changes beside the design point, or runs fail beside it or between it and the origin;
-        another design point is almost as near; the surface is almost a sphere around the origin; or a search failed.
+        The sequence of events changes beside the design point; runs fail beside it, or between it and the origin;
+        another design point is almost as near; the surface curves around the origin almost like a sphere; or a search
+        failed.
 
     Notes
     -----
@@ -371,6 +372,7 @@ def _warn(
     distinct: Sequence[Neighbourhood], errors: Sequence[DaeHybridError], searches: int, failed_on_ray: int
 ) -> None:
     best, others = distinct[0], [one.point.beta for one in distinct[1:]]
+    beta = best.point.beta
     texts = list[str]()
     if count := len(best.beside):
         texts.append(
@@ -380,15 +382,15 @@ def _warn(
         )
     if (best.curvature < SPHERE).any():
         texts.append(
-            f"The limit state surface bends around the origin almost as a sphere of radius {abs(best.point.beta):.4g}: "
-            "the probability of failure may be far from that of the tangent plane, and failures far from the design "
-            "point. Compare with monte_carlo."
+            f"The limit state surface curves around the origin almost like a sphere of radius {abs(beta):.4g}: "
+            "the probability of failure may be far from that of the tangent plane, and failures may lie far from the "
+            "design point. Compare with monte_carlo."
         )
-    if others and abs(others[0]) <= abs(best.point.beta) + NEXT_BETA:
-        side = "larger" if best.point.beta > 0 else "smaller"  # the other surface bounds more failures, or more safety
+    if others and abs(others[0]) <= abs(beta) + NEXT_BETA:
+        side = "larger" if beta > 0 else "smaller"  # the other surface bounds more failures, or more safety
         texts.append(
-            f"There is another design point, with beta {others[0]:.4g}, beside the nearest with beta "
-            f"{best.point.beta:.4g}: the probability of failure is {side} than that of one tangent plane."
+            f"Besides the nearest design point, with beta {beta:.4g}, there is another design point, with beta "
+            f"{others[0]:.4g}: the probability of failure is {side} than that of one tangent plane."
         )
     if failed_on_ray:
         texts.append(
@@ -398,8 +400,8 @@ def _warn(
     if errors:
         texts.append(
             f"{len(errors)} of {searches} searches found no design point, the first with "
-            f"{type(errors[0]).__name__}: {errors[0].message} A nearer or another design point may be missing: pass "
-            "more starts=, or compare with monte_carlo."
+            f"{type(errors[0]).__name__}: {errors[0].message} A nearer or another design point may be missing: "
+            "increase starts=, or compare with monte_carlo."
         )
     for text in texts:
         warnings.warn(text, UncertaintyWarning, stacklevel=3)

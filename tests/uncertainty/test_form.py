@@ -252,7 +252,7 @@ def test_a_sphere_and_a_failed_search_are_reported() -> None:
     system = closed_form({"a": 0.0, "b": 0.0}, lambda a, b: a * a + b * b)
     inputs = dh.Inputs(system, {"a": stats.norm(), "b": stats.norm()})
     with (
-        pytest.warns(dh.UncertaintyWarning, match="bends around the origin almost as a sphere of radius 3"),
+        pytest.warns(dh.UncertaintyWarning, match="curves around the origin almost like a sphere of radius 3"),
         pytest.warns(dh.UncertaintyWarning, match="1 of 2 searches found no design point.*gradient is zero"),
     ):
         found = dh.form(system, SPAN, inputs, above=9.0, starts=2, **CLOSE)
