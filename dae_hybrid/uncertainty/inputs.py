@@ -339,22 +339,20 @@ def _checked(name: str, given: Any) -> Any:
     if not isinstance(getattr(given, "dist", None), rv_continuous):
         remedy = "For example stats.norm(10, 0.5); discrete distributions are not supported."
         if isinstance(given, rv_continuous):
-            remedy = (
-                "Call the distribution to freeze it, for example stats.rv_histogram(counts)(), stats.norm(10, 0.5)."
-            )
+            remedy = "Call it to freeze it, for example stats.norm(10, 0.5), or stats.rv_histogram(counts)()."
         elif hasattr(given, "icdf"):
             remedy = "Random variables of SciPy's new interface are not supported: use stats.norm, not stats.Normal."
         raise ParameterError(
-            f"The distribution of '{name}' must be a frozen continuous distribution of scipy.stats (rv_frozen of an "
-            f"rv_continuous), got {shown(given)}.",
+            f"The distribution of '{name}' must be a frozen continuous distribution of scipy.stats, got "
+            f"{shown(given)}.",
             remedy=remedy,
         )
     with np.errstate(all="ignore"):
         middle = np.asarray(given.ppf([0.25, 0.5, 0.75])) if np.ndim(given.ppf(0.5)) == 0 else np.array([np.nan])
     if not np.isfinite(middle).all() or not (np.diff(middle) > LEAST_SPREAD).all():
         raise ParameterError(
-            f"The distribution of '{name}' ({given.dist.name}{given.args or given.kwds}) has invalid arguments, or its "
-            "quartiles do not differ in double precision.",
+            f"The distribution of '{name}' ({given.dist.name}{given.args or given.kwds}) has invalid arguments, or a "
+            "spread too small for double precision.",
             remedy="Arguments must be finite numbers, not arrays, and the scale positive.",
         )
     return given
