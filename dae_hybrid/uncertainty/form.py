@@ -147,9 +147,10 @@ class Form:
     ) -> Estimate:
         """Estimate the probability of failure from a sample around the design points, which sees curvature and kinks.
 
-        Points are drawn from a mixture of standard normal distributions, one around each of the design points found,
-        with equal shares. If the origin fails, the probability of the complement is estimated. Runs that fail have no
-        value beyond the limit: the estimate is the probability that a run succeeds and has one.
+        Points are drawn from a mixture of standard normal distributions with equal shares: one around each of the
+        design points found, and one around the origin, which sees failures elsewhere unless they are rare. If the
+        origin fails, the probability of the complement is estimated. Runs that fail have no value beyond the limit: the
+        estimate is the probability that a run succeeds and has one.
 
         Parameters
         ----------
@@ -164,7 +165,7 @@ class Form:
         Raises
         ------
         OptionError
-            An argument is invalid, or a replicate has fewer runs than there are design points.
+            An argument is invalid, or a replicate has fewer runs than the mixture has parts.
         UncertaintyError
             Too many runs failed, or `progress` ended them.
 
@@ -181,10 +182,12 @@ class Form:
         state, count, share = self._limit_state, positive_integer("n", n), checked_share(max_failed)
         parts = positive_integer("replicates", replicates)
         z = replicate_points(state.inputs, count, parts, "sobol", seed)
-        centres, each = np.stack([self.u, *(point.u for point in self.others)]), count // parts
+        centres = np.stack([np.zeros_like(self.u), self.u, *(point.u for point in self.others)])
+        each = count // parts
         if each < len(centres):
             raise OptionError(
-                f"n / replicates must be at least {len(centres)}, the number of design points; got {count} / {parts}."
+                f"n / replicates must be at least {len(centres)}, the number of design points and one; got {count} / "
+                f"{parts}."
             )
         own = np.tile(np.arange(each) * len(centres) // each, parts)  # consecutive Sobol points are balanced
         u, shares = z + centres[own], np.bincount(own) / count

@@ -10,7 +10,7 @@ from typing import Any
 import casadi as ca
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from random_parameters import SPAN, TIGHT, ball, closed_form, fragile
 from scipy import optimize, stats
@@ -48,9 +48,10 @@ def test_a_linear_limit_state_is_exact(limit: float, beta: float) -> None:
 def test_correlated_normals_are_exact(std: list[float], mean: list[float], rho: float, limit: float) -> None:
     correlation = np.full((3, 3), rho) + (1 - rho) * np.eye(3)
     inputs = dh.Inputs(PLANE, dict(zip("abc", map(stats.norm, mean, std), strict=True)), correlation)
-    found = dh.form(PLANE, SPAN, inputs, above=limit, starts=1, **CLOSE)
     slope = np.array([1.0, 2.0, -2.0])
     spread = np.sqrt(slope * std @ correlation @ (slope * std))
+    assume(limit - slope @ mean < 35 * spread)  # farther out, probabilities underflow
+    found = dh.form(PLANE, SPAN, inputs, above=limit, starts=1, **CLOSE)
     np.testing.assert_allclose(found.beta, (limit - slope @ mean) / spread, atol=1e-7)
     np.testing.assert_allclose(found.gradient[:3], -slope / spread, rtol=1e-6)  # by shifts of the means
     np.testing.assert_allclose(found.importance.sum(), 1)
@@ -157,8 +158,17 @@ def test_importance_sampling_around_several_design_points() -> None:
     sampled = found.importance_sampling(2**12)
     assert abs(sampled.value - exact) < 5 * sampled.standard_error
     assert sampled.standard_error < 0.01 * exact
-    with pytest.raises(dh.OptionError, match="at least 3, the number of design points"):
+    with pytest.raises(dh.OptionError, match="at least 4, the number of design points and one"):
         dataclasses.replace(found, others=found.others * 2).importance_sampling(16)
+
+
+def test_importance_sampling_sees_failures_beyond_the_design_point() -> None:
+    """One search finds one of two sides."""
+    system = closed_form({"a": 0.0, "b": 0.0}, lambda a, b: a * (a - 0.4) + 0 * b)
+    found = dh.form(system, SPAN, dh.Inputs(system, dict.fromkeys("ab", stats.norm())), above=4.8, starts=1)
+    assert found.others == ()
+    sampled = found.importance_sampling(2**12)
+    assert abs(sampled.value - stats.norm.sf(2) - stats.norm.sf(2.4)) < 4 * sampled.standard_error
 
 
 def test_importance_sampling_is_an_ensemble(tmp_path: Path) -> None:
