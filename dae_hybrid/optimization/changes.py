@@ -102,11 +102,15 @@ class Budget:
 
 @dataclass(frozen=True)
 class Scales:
-    """Allowed differences of values and derivatives, shape (k,) each, and rtol."""
+    """Allowed differences of values and derivatives, shape (k,) each, rtol, and the width at which bisection ends.
+
+    The width is relative to the position.
+    """
 
     values: Array
     slopes: Array
     rtol: float
+    width: float
 
 
 def tolerances(
@@ -116,7 +120,7 @@ def tolerances(
     layout = system.functionals
     absolute = np.concatenate([options.absolute(layout)[layout[name]] for name in functionals])
     allowed = VALUE_TOLERANCES * (options.rtol * values + absolute)
-    return Scales(allowed, SLOPE_TOLERANCES * options.rtol * slopes, options.rtol)
+    return Scales(allowed, SLOPE_TOLERANCES * options.rtol * slopes, options.rtol, WIDTH_SHARE * options.rtol)
 
 
 def changes_between(line: Line, left: LinePoint, right: LinePoint, scales: Scales, budget: Budget) -> Iterator[Change]:
@@ -126,7 +130,7 @@ def changes_between(line: Line, left: LinePoint, right: LinePoint, scales: Scale
     """
     spent, reason = budget.spent, ""
     widths, gaps = [right.at - left.at], [np.abs(right.values - left.values)]
-    while widths[-1] > _shortest(left, right, scales.rtol):
+    while widths[-1] > _shortest(left, right, scales.width):
         place = (left.at + right.at) / 2
         if not budget.take():
             reason = "the limit on the number of runs was reached"
@@ -148,9 +152,9 @@ def changes_between(line: Line, left: LinePoint, right: LinePoint, scales: Scale
     yield _judged(line, (left, right), _gaps_before(widths, gaps), scales, reason, budget, spent)
 
 
-def _shortest(left: LinePoint, right: LinePoint, rtol: float) -> float:
+def _shortest(left: LinePoint, right: LinePoint, width: float) -> float:
     size = max(abs(left.at), abs(right.at))
-    return max(WIDTH_SHARE * rtol, 4 * EPS) * size
+    return max(width, 4 * EPS) * size
 
 
 def _gaps_before(widths: list[float], gaps: list[Array]) -> Array:

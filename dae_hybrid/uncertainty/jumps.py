@@ -2,11 +2,16 @@
 
 The derivative of a mean over a distribution is the mean of the derivatives if the functional is continuous. Across a
 jump it has another term, which no derivative of a run contains.
+
+Borders between sequences are crossed by the edges between runs that are neighbours. Without further runs, the gradients
+at both ends of an edge bound the jump on it: a continuous functional whose slope is between those of the ends differs
+by an amount between theirs. Edges that may contain a jump are then searched by bisection, the most suspicious first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,57 +19,221 @@ from numpy.typing import NDArray
 from scipy.spatial import KDTree
 
 from dae_hybrid.errors import DaeHybridError
-from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.optimization.changes import Budget, Change, changes_between, tolerances
 from dae_hybrid.optimization.line import Line
 from dae_hybrid.options import Options
 from dae_hybrid.system.system import HybridSystem
-from dae_hybrid.uncertainty.runs import Runs, cheapest
+from dae_hybrid.uncertainty.runs import cheapest
 
-#: pairs of neighbours with different sequences that are searched, and limit on the runs for each
-MAX_PAIRS, MAX_RUNS = 6, 60
+#: runs that are neighbours of one, and directions in which they are near if there are more parameters
+NEIGHBOURS, DIRECTIONS = 8, 5
+#: edges searched for each pair of sequences; limits on the runs for one edge, and for a sample unless a share is more
+MAX_EDGES, MAX_RUNS, LEAST_RUNS, SHARE_OF_RUNS = 4, 60, 400, 0.25
+#: bisection of an edge ends at this share of its length
+WIDTH = 1e-5
+#: jumps that are together below this share of the standard deviation of the sample are of no account
+NEGLIGIBLE = 0.01
+#: and so are differences below this multiple of rounding
+ROUNDED = 1e3 * EPS
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """What a search for changes within a sample has found.
+
+    Attributes
+    ----------
+    changes : tuple of Change
+    pairs : int
+        Number of pairs of sequences that are neighbours.
+    unexamined : int
+        Number of these that were not searched, though the gradients of the runs do not exclude a jump.
+    suspicion : (float, float) or None
+        Values of two runs of the most suspicious of these, if they differ by more than the gradients explain.
+    """
+
+    changes: tuple[Change, ...]
+    pairs: int
+    unexamined: int
+    suspicion: tuple[float, float] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Points:
+    """The runs of a sample that have gradients.
+
+    Attributes
+    ----------
+    u : ndarray, shape (N, k)
+        Independent standard normal variables.
+    parameters : ndarray, shape (N, n_parameters)
+    values : ndarray, shape (N,)
+    by_random : ndarray, shape (N, k)
+        Gradients by the random parameters.
+    indices : tuple of int
+        Places of the random parameters among all.
+    digest : ndarray of int, shape (N,)
+    selected : ndarray of bool, shape (N,)
+        Whether the statistic depends on the value.
+    """
+
+    u: Array
+    parameters: Array
+    values: Array
+    by_random: Array
+    indices: tuple[int, ...]
+    digest: NDArray[np.int64]
+    selected: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class _Edges:
+    """Edges between neighbours with different sequences.
+
+    `pair` numbers the pairs of sequences; the sizes of jumps on an edge are at least `least` and at most `most`.
+    """
+
+    ends: NDArray[np.intp]
+    pair: NDArray[np.intp]
+    least: Array
+    most: Array
+
+    @property
+    def pairs(self) -> int:
+        return int(self.pair.max(initial=-1)) + 1
 
 
 def changes_in(
-    system: HybridSystem, t_span: Sequence[float], functional: str, runs: Runs, u: Array,
-    selected: NDArray[np.bool_], call: Mapping[str, Any],
-) -> tuple[Change, ...]:  # fmt: skip
-    """Locate changes of the sequence between the selected runs and their nearest neighbours with another sequence."""
+    system: HybridSystem, t_span: Sequence[float], functional: str, points: Points, call: Mapping[str, Any]
+) -> Search:
+    """Search the borders between sequences for jumps and kinks."""
+    edges = _edges(points)
+    spread = float(points.values.std()) if points.values.size else 0.0
+    largest = np.abs(points.values).max(initial=0.0)
+    negligible = max(NEGLIGIBLE * spread / max(edges.pairs, 1), ROUNDED * largest)
+    is_open = np.zeros(edges.pairs, dtype=bool)  # not explained by gradients
+    is_open[edges.pair[edges.most > negligible]] = True
+    is_searched, jumps = np.zeros(edges.pairs, dtype=bool), np.zeros(edges.pairs, dtype=bool)
+    budget = Budget(max(LEAST_RUNS, int(SHARE_OF_RUNS * points.values.size)))
     found = list[Change]()
-    adapter, options = call["adapter"], {name: value for name, value in call.items() if name != "adapter"}
-    for i, k in _pairs(runs, u, selected):
-        one = runs.parameters[i]
-        direction = runs.parameters[k] - one
-        analysis = cheapest(int(np.count_nonzero(direction)))
-        # from 1 to 2, so that positions are as large as the direction
-        line = Line(system, t_span, [functional], one - direction, direction, analysis, adapter, options)
-        try:
-            left, right = line(1.0), line(2.0)
-        except DaeHybridError:
+    for edge in _in_order(edges, is_open):
+        pair = edges.pair[edge]
+        if jumps[pair]:
             continue
-        typical = np.abs([left.values, right.values]).max(axis=0)
-        slopes = np.nan_to_num(np.abs([left.slopes, right.slopes])).max(axis=0)
-        scales = tolerances(system, [functional], Options.of(options), typical, slopes)
-        if left.digest != right.digest:
-            found += changes_between(line, left, right, scales, Budget(MAX_RUNS))
-    return tuple(found)
+        if budget.left < MAX_RUNS:
+            break
+        i, k = edges.ends[edge]
+        changes = _changes_on(
+            system, t_span, functional, points.parameters[i], points.parameters[k], negligible, call, budget
+        )
+        found += changes
+        is_searched[pair] |= bool(changes)
+        jumps[pair] |= any(change.kind == "jump" for change in changes)
+    missed = is_open & ~is_searched
+    doubtful = np.flatnonzero(missed[edges.pair] & (edges.least > negligible))
+    suspicion = None
+    if doubtful.size:
+        i, k = edges.ends[doubtful[np.argmax(edges.least[doubtful])]]
+        suspicion = float(points.values[i]), float(points.values[k])
+    return Search(tuple(found), edges.pairs, int(missed.sum()), suspicion)
 
 
-def _pairs(runs: Runs, u: Array, selected: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Yield pairs of nearest runs with different sequences, one of each sequence among the selected runs."""
-    known = runs.has_gradient
-    digests, counts = np.unique(runs.digest[known & selected], return_counts=True)
-    seen = set[frozenset[int]]()
-    for digest in digests[np.argsort(-counts, kind="stable")].tolist():
-        own = np.flatnonzero(known & selected & (runs.digest == digest))
-        others = np.flatnonzero(known & (runs.digest != digest))
-        if not others.size:
-            return
-        distances, nearest = KDTree(u[others]).query(u[own])
-        i = int(np.argmin(distances))
-        pair = int(own[i]), int(others[nearest[i]])
-        if frozenset(pair) not in seen:
-            seen.add(frozenset(pair))
-            yield pair
-        if len(seen) == MAX_PAIRS:
-            return
+def _changes_on(
+    system: HybridSystem, t_span: Sequence[float], functional: str, one: Array, two: Array, negligible: float,
+    call: Mapping[str, Any], budget: Budget,
+) -> list[Change]:  # fmt: skip
+    """The changes between two runs; none if they cannot be repeated."""
+    adapter, options = call["adapter"], {name: value for name, value in call.items() if name != "adapter"}
+    direction = two - one
+    analysis = cheapest(int(np.count_nonzero(direction)))
+    # from 1 to 2, so that positions are as large as the direction
+    line = Line(system, t_span, [functional], one - direction, direction, analysis, adapter, options)
+    try:
+        left, right = line(1.0), line(2.0)
+    except DaeHybridError:
+        return []
+    typical = np.abs([left.values, right.values]).max(axis=0)
+    slopes = np.nan_to_num(np.abs([left.slopes, right.slopes])).max(axis=0)
+    scales = tolerances(system, [functional], Options.of(options), typical, slopes)
+    errors = scales.values
+    scales = replace(scales, values=np.minimum(errors, negligible), width=max(WIDTH, scales.width))
+    if left.digest == right.digest:
+        return []
+    own = Budget(MAX_RUNS - 2)
+    found = list(changes_between(line, left, right, scales, own))
+    budget.left -= own.spent + 2
+    return [_certain(change, errors) for change in found]
+
+
+def _certain(change: Change, errors: Array) -> Change:
+    """The change; unresolved if its jump may be an error of the integration."""
+    gap = np.abs(change.values[1] - change.values[0])
+    if change.kind != "jump" or (gap > errors).any():
+        return change
+    return replace(change, kind="unresolved", reason="the difference is within the error of the integration")
+
+
+def _in_order(edges: _Edges, is_open: NDArray[np.bool_]) -> Iterator[int]:
+    """Edges in the order of search: for each pair of sequences the most suspicious, one at random, and the next ones.
+
+    The pairs take turns. Those that gradients explain are last, with one edge.
+    """
+    rng = np.random.default_rng(0)
+    shuffled = rng.permutation(edges.pair.size)
+    first_random = {int(edges.pair[edge]): int(edge) for edge in shuffled[::-1]}
+    turns = list[list[tuple[float, int]]]([[] for _ in range(MAX_EDGES)])
+    order = np.lexsort((-edges.most, -edges.least, edges.pair))
+    starts = np.searchsorted(edges.pair[order], np.arange(edges.pairs + 1))
+    for pair, is_doubted in enumerate(is_open.tolist()):
+        own = order[starts[pair] : starts[pair + 1]][:MAX_EDGES].tolist()
+        chosen = list(dict.fromkeys([own[0], first_random[pair], *own[1:]]))[:MAX_EDGES] if is_doubted else own[:1]
+        for turn, edge in zip(turns, chosen, strict=False):
+            turn.append((-np.inf if not is_doubted else edges.least[edge], edge))
+    last = [edge for turn in turns for size, edge in turn if size == -np.inf]
+    for turn in turns:
+        yield from (edge for size, edge in sorted(turn, reverse=True) if size > -np.inf)
+    yield from last
+
+
+def _edges(points: Points) -> _Edges:
+    """The edges that concern the statistic, with bounds on the jumps on them."""
+    ends = _neighbours(points.u, points.digest)
+    ends = ends[points.selected[ends].any(axis=1)]
+    one, two = ends.T
+    step = (points.parameters[two] - points.parameters[one])[:, list(points.indices)]
+    slopes = np.stack([(points.by_random[end] * step).sum(axis=1) for end in (one, two)])
+    excess = (points.values[two] - points.values[one]) - np.sort(slopes, axis=0)  # beyond the least and largest slope
+    least = np.maximum(np.maximum(-excess[0], excess[1]), 0.0)
+    both = np.sort(points.digest[ends], axis=1)
+    pair = np.unique(both, axis=0, return_inverse=True)[1].reshape(-1)
+    return _Edges(ends, pair, least, np.abs(excess).max(axis=0))
+
+
+def _neighbours(u: Array, digest: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Pairs of runs, (m, 2), that are neighbours and have different sequences: at least one pair for each sequence."""
+    if np.unique(digest).size < 2:
+        return np.empty((0, 2), dtype=np.intp)
+    if u.shape[1] == 1:
+        order = np.argsort(u[:, 0], kind="stable")
+        found = np.column_stack([order[:-1], order[1:]])
+        return np.sort(found[digest[found[:, 0]] != digest[found[:, 1]]], axis=1)
+    near = u if u.shape[1] <= DIRECTIONS else u @ _directions(u, digest)
+    nearest = KDTree(near).query(near, min(NEIGHBOURS + 1, len(near)))[1]
+    found = np.column_stack([np.repeat(np.arange(len(near)), nearest.shape[1]), nearest.ravel()])
+    found = found[digest[found[:, 0]] != digest[found[:, 1]]]
+    for alone in np.setdiff1d(digest, digest[found]):
+        own, others = np.flatnonzero(digest == alone), np.flatnonzero(digest != alone)
+        distances, nearest = KDTree(near[others]).query(near[own])
+        i = np.argmin(distances)
+        found = np.vstack([found, [own[i], others[nearest[i]]]])
+    return np.unique(np.sort(found, axis=1), axis=0)
+
+
+def _directions(u: Array, digest: NDArray[np.int64]) -> Array:
+    """Orthonormal directions, (k, DIRECTIONS), in which the means of the runs of each sequence differ most."""
+    sequence = np.unique(digest, return_inverse=True)[1].reshape(-1)
+    sums = np.zeros((sequence.max() + 1, u.shape[1]))
+    np.add.at(sums, sequence, u - u.mean(axis=0))
+    means = sums / np.sqrt(np.bincount(sequence))[:, None]
+    return np.asarray(np.linalg.eigh(means.T @ means)[1][:, -DIRECTIONS:])

@@ -16,7 +16,7 @@ from dae_hybrid.interface.runs import Parameters
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import positive_integer
 from dae_hybrid.system.system import HybridSystem
-from dae_hybrid.uncertainty.inputs import Inputs, Sampler, check_inputs, checked_seed
+from dae_hybrid.uncertainty.inputs import Inputs, Sampler, check_inputs, checked_seed, owners
 from dae_hybrid.uncertainty.runs import (
     MAX_FAILED,
     Execution,
@@ -65,7 +65,8 @@ def monte_carlo(
     gradient : {None, "forward", "adjoint", True}
         Analysis that computes the gradients of the runs, if any; True selects by the number of parameters.
     wrt : str or sequence of str, optional
-        Parameters to differentiate by, design or random; default all.
+        Parameters to differentiate by, design or random; default all. The runs are also differentiated by the random
+        parameters, with which jumps are recognised.
     parameters : mapping, labelled array or array, optional
         Values of the design parameters; default nominal.
     sampler : {"sobol", "halton", "latin_hypercube", "random"}
@@ -117,16 +118,27 @@ def monte_carlo(
     """
     own, name = check_inputs(inputs, system), scalar_functional(system, functional)
     share = checked_share(max_failed)
-    system.parameter_indices(wrt)  # refuses unknown names, with and without gradients
+    wanted = system.parameter_indices(wrt)  # refuses unknown names, with and without gradients
     count, parts = positive_integer("n", n), positive_integer("replicates", replicates)
     u = replicate_points(own, count, parts, sampler, seed)
     call: dict[str, Any] = {"adapter": adapter, **options}
     how = Execution(executor, workers, store, progress)
-    runs = evaluate(system, t_span, own.table(u, parameters), name, gradient, wrt, call, how)
+    # the search for jumps compares values along random parameters
+    names = owners(system, {*wanted, *own.indices})
+    by_names = wrt if gradient is None else names
+    runs = evaluate(system, t_span, own.table(u, parameters), name, gradient, by_names, call, how)
+    gradients = by_random = None
+    if runs.gradients is not None:
+        columns = list(system.parameter_indices(names))
+        gradients, by_random = (
+            runs.gradients[:, [columns.index(i) for i in indices]] for indices in (wanted, own.indices)
+        )
+    labels = system.parameters.labels()
     found = MonteCarlo(
-        inputs=own, functional=name, parameters=runs.parameters, values=runs.values, gradients=runs.gradients,
-        wrt=runs.wrt, errors=runs.errors, refusals=runs.refusals, digest=runs.digest,
-        replicate=np.repeat(np.arange(parts), count // parts), _max_failed=share, _u=u, _t_span=t_span, _call=call,
+        system=system, inputs=own, functional=name, parameters=runs.parameters, values=runs.values,
+        gradients=gradients, wrt=() if gradients is None else tuple(labels[i] for i in wanted), errors=runs.errors,
+        refusals=runs.refusals, digest=runs.digest, replicate=np.repeat(np.arange(parts), count // parts),
+        _max_failed=share, _u=u, _t_span=t_span, _call=call, _by_random=by_random,
     )  # fmt: skip
     warn_of_failures("run", found.errors, 2)
     if found.refusals != found.errors:

@@ -14,15 +14,13 @@ from dae_hybrid.errors import AssumptionError, DaeHybridError, DerivativeWarning
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.optimization.changes import Change
+from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import align, counted, html
 from dae_hybrid.trajectory.datasets import optional
 from dae_hybrid.uncertainty import statistics as of_values
 from dae_hybrid.uncertainty.inputs import Inputs
-from dae_hybrid.uncertainty.jumps import changes_in
-from dae_hybrid.uncertainty.runs import (
-    Runs,
-    refuse_failures,
-)
+from dae_hybrid.uncertainty.jumps import Points, Search, changes_in
+from dae_hybrid.uncertainty.runs import refuse_failures
 from dae_hybrid.uncertainty.statistics import Estimate, Tail, by_replicates, check_level, check_tail, threshold
 
 type Statistic = Literal["mean", "variance", "std", "cvar"]
@@ -37,6 +35,8 @@ class MonteCarlo:
 
     Attributes
     ----------
+    system : HybridSystem
+        The system that was run.
     inputs : Inputs
     functional : str
     parameters : ndarray, shape (N, n_parameters)
@@ -61,6 +61,7 @@ class MonteCarlo:
     of freedom.
     """
 
+    system: HybridSystem
     inputs: Inputs
     functional: str
     parameters: Array
@@ -75,7 +76,8 @@ class MonteCarlo:
     _u: Array = field(repr=False)
     _t_span: Sequence[float] = field(repr=False)
     _call: Mapping[str, Any] = field(repr=False)
-    _changes: dict[Any, tuple[Change, ...]] = field(default_factory=dict, repr=False)
+    _by_random: Array | None = field(repr=False)
+    _searches: dict[Any, Search] = field(default_factory=dict, repr=False)
 
     @property
     def ok(self) -> NDArray[np.bool_]:
@@ -161,7 +163,7 @@ class MonteCarlo:
             Those of `cvar`.
         strict : bool
             Refuse a gradient where the functional jumps between runs of the sample (default): the derivative of the
-            mean over the distribution then has a term that the sample lacks. False makes it a warning.
+            mean over the distribution then has a term that the sample lacks. False makes it a `DerivativeWarning`.
 
         Returns
         -------
@@ -183,8 +185,13 @@ class MonteCarlo:
 
         Notes
         -----
-        Jumps are looked for between runs with different sequences of events that are neighbours, for at most six
-        sequences: of all runs, or of those in the tail. `changes` returns what was found. A jump elsewhere is not seen.
+        Jumps are looked for on the lines between runs that are neighbours and have different sequences of events: of
+        all runs, or of those in the tail. The gradients at both ends bound the jump on a line without further runs.
+        For each pair of adjacent sequences up to four lines are searched by bisection, the most suspicious and one at
+        random, with at most N / 4 further runs (400 if N is below 1600). If pairs remain, a `DerivativeWarning` names
+        their number; if values beside them differ by more than the gradients explain, the gradient is refused. Jumps
+        that together are below 1 % of the standard deviation may be passed over. `changes` returns what was found. A
+        jump elsewhere on a border, to a sequence that no run has, or within one sequence is not seen.
         """
         weights, used = self._weights(of, level, tail)
         gradients = self.gradients
@@ -204,21 +211,23 @@ class MonteCarlo:
 
         Positions are along the line through two runs, which are at 1 and 2. Takes further runs on first access.
         """
+        return self._search(of, level, tail).changes
+
+    def _search(self, of: object, level: float | None, tail: object) -> Search:
         weights, used = self._weights(of, level, tail)
         key = (of == "cvar", level, tail) if of == "cvar" else False
-        if key not in self._changes:
-            selected = used.copy()
-            selected[used] = weights != 0 if of == "cvar" else True
-            self._changes[key] = changes_in(
-                self.inputs.system, self._t_span, self.functional, self._runs, self._u, selected, self._call
-            )
-        return self._changes[key]
+        if key not in self._searches:
+            assert self._by_random is not None
+            points = Points(
+                self._u[used], self.parameters[used], self.values[used], self._by_random[used], self.inputs.indices,
+                self.digest[used], weights != 0 if of == "cvar" else np.ones(weights.size, dtype=bool),
+            )  # fmt: skip
+            self._searches[key] = changes_in(self.system, self._t_span, self.functional, points, self._call)
+        return self._searches[key]
 
     @property
-    def _runs(self) -> Runs:
-        return Runs(
-            self.parameters, self.values, self.gradients, self.errors, self.refusals, self.digest, self.wrt
-        )  # fmt: skip
+    def _has_gradient(self) -> NDArray[np.bool_]:
+        return np.array([error is None for error in self.refusals], dtype=bool)
 
     def _estimate(self, of: Any) -> Estimate:
         refuse_failures("run", self.errors, self._max_failed)
@@ -238,7 +247,7 @@ class MonteCarlo:
         if of != "cvar" and level is not None:
             raise OptionError(f"level is for cvar, not for {of}.")
         refuse_failures("gradient", self.refusals, self._max_failed)
-        used = self._runs.has_gradient
+        used = self._has_gradient
         return self._derivatives(of, level, tail, used), used
 
     def _derivatives(self, of: object, level: float | None, tail: object, used: NDArray[np.bool_]) -> Array:
@@ -274,24 +283,45 @@ class MonteCarlo:
         if of == "cvar":
             assert level is not None
             sign = 1 if tail == "upper" else -1
-            edge = of_values.quantile(sign * self.values[self._runs.has_gradient], level) if level > 0 else -np.inf
-        for change in self.changes(of, level=level, tail=tail):
-            values = change.values[:, 0]
-            is_in_tail = edge is None or (np.asarray(sign) * values).max() > edge
-            if change.kind in ("jump", "unresolved") and is_in_tail:
-                what = "jumps" if change.kind == "jump" else "may jump"
-                text = (
-                    f"'{self.functional}' {what} from {values[0]:.6g} to {values[1]:.6g} where the sequence of events "
-                    f"changes within the sample ({change.sequences[0].difference(change.sequences[1])}). The gradient "
-                    f"of the {of} lacks the contribution of the jump."
-                )
-                if strict and change.kind == "jump":
-                    raise AssumptionError(
-                        text, remedy="strict=False returns the gradient of the sample, which is not that of the "
-                        "distribution; a functional without jumps has none of this."
-                    )  # fmt: skip
-                warnings.warn(text, DerivativeWarning, stacklevel=3)
-                return
+            edge = of_values.quantile(sign * self.values[self._has_gradient], level) if level > 0 else -np.inf
+        search = self._search(of, level, tail)
+        near = [
+            change for change in search.changes
+            if edge is None or (np.asarray(sign) * change.values[:, 0]).max() > edge
+        ]  # fmt: skip
+        jumps = [change for change in near if change.kind == "jump"]
+        unresolved = [change for change in near if change.kind == "unresolved"]
+        refused, doubts = list[tuple[str, str]](), list[str]()
+        if jumps:
+            largest = max(jumps, key=lambda change: float(np.abs(np.diff(change.values[:, 0]))[0]))
+            refused.append((
+                self._jump(of, "jumps", largest),
+                "strict=False returns the gradient of the sample, without this contribution. A functional that is "
+                "continuous at the event has no jump.",
+            ))  # fmt: skip
+        if search.suspicion is not None:
+            one, two = search.suspicion
+            refused.append((
+                f"'{self.functional}' may jump between values {one:.6g} and {two:.6g} of neighbours with different "
+                f"sequences of events: they differ by more than the gradients of the runs explain. {_limited(search)}",
+                "A larger n allows more runs; strict=False makes this a warning.",
+            ))  # fmt: skip
+        if unresolved:
+            doubts.append(f"{self._jump(of, 'may jump', unresolved[0])} It is not resolved: {unresolved[0].reason}.")
+        if search.unexamined and search.suspicion is None:
+            doubts.append(f"Jumps of '{self.functional}' may have been missed. {_limited(search)}")
+        if refused and strict:
+            raise AssumptionError(refused[0][0], remedy=refused[0][1])
+        for text in [text for text, _ in refused] + doubts:
+            warnings.warn(text, DerivativeWarning, stacklevel=3)
+
+    def _jump(self, of: str, what: str, change: Change) -> str:
+        one, two = change.values[:, 0]
+        return (
+            f"'{self.functional}' {what} from {one:.6g} to {two:.6g} where the sequence of events changes within the "
+            f"sample ({change.sequences[0].difference(change.sequences[1])}). The gradient of the {of} lacks the "
+            "contribution of the jump."
+        )
 
     def to_dataframe(self) -> Any:
         """Return the sample as a pandas DataFrame: parameters, value, replicate, error, one row per run.
@@ -301,7 +331,7 @@ class MonteCarlo:
         ImportError
             pandas (extra ``[data]``) is not installed.
         """
-        labels = self.inputs.system.parameters.labels()
+        labels = self.system.parameters.labels()
         columns: dict[str, Any] = {name: self.parameters[:, i] for i, name in enumerate(labels)}
         columns |= {
             self.functional: self.values, "replicate": self.replicate,
@@ -343,3 +373,10 @@ class MonteCarlo:
 
     def _repr_html_(self) -> str:
         return html(repr(self), [["statistics refused"]] if self.failed_share > self._max_failed else self._rows())
+
+
+def _limited(search: Search) -> str:
+    return (
+        f"{search.unexamined} of {counted(search.pairs, 'pair')} of adjacent sequences could not be searched: the "
+        "limit on the number of runs was reached, or runs could not be repeated."
+    )

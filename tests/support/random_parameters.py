@@ -52,3 +52,24 @@ def fragile() -> dh.HybridSystem:
     m.initial(m.mode("run", ode={y: ca.sqrt(a - 0.5) * b}), {y: 0.0})
     m.functional("G", terminal=y)
     return m.build()
+
+
+def crossings(
+    random: Mapping[str, Any], places: Mapping[str, float], slopes: Any, jumps: Mapping[str, Any]
+) -> dh.HybridSystem:
+    """A functional "G" of k that has kinks at some places and jumps at others.
+
+    Its slope before the i-th place is the i-th of `slopes`; `jumps` are functions of the further random parameters, by
+    the names of the places.
+    """
+    m = dh.HybridModel("crossings")
+    k = m.parameter("k", 1.0)
+    others = [m.parameter(name, value) for name, value in random.items()]
+    th, y = m.differential("th"), m.differential("y")
+    modes = [m.mode(f"m{i}", ode={th: k, y: slope * k}) for i, slope in enumerate(slopes)]
+    for i, (name, place) in enumerate(places.items()):
+        reset = {y: y + jumps[name](*others)} if name in jumps else {}
+        m.transition(modes[i], modes[i + 1], guard=th - place, direction="rising", reset=reset, name=name)
+    m.initial(modes[0], {th: 0.0, y: 0.0})
+    m.functional("G", terminal=y)
+    return m.build()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_parameters import SPAN, TIGHT, ball, closed_form, fragile
+from random_parameters import SPAN, TIGHT, ball, closed_form, crossings, fragile
 from scipy import stats
 
 import dae_hybrid as dh
 from dae_hybrid.ensembles.scheduling import Campaign
 from dae_hybrid.report.plotting import new_figure
+from dae_hybrid.uncertainty import jumps
 from dae_hybrid.uncertainty.statistics import cvar, tail_weights
 
 LINE = closed_form({"a": 1.0, "b": 2.0, "d": 1.0}, lambda a, b, d: d * a + b)
@@ -142,6 +144,105 @@ def test_kinks_within_the_sample_do_not() -> None:
     assert {change.kind for change in found.changes()} == {"kink"}
     assert len(set(found.digest.tolist())) > 1
     assert np.isfinite(found.gradient("mean").value).all()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_jump_between_two_kinks(seed: int) -> None:
+    """The most frequent sequences have kinks beside them; the derivative of the mean has the term 0.5 p(1)."""
+    system = crossings({}, {"one": 0.9, "jump": 1.0, "two": 1.1}, [1, 2, 2, 1], {"jump": lambda: 0.5})
+    inputs = dh.Inputs(system, {"k": stats.norm(1.0, 0.1)})
+    found = dh.monte_carlo(system, SPAN, inputs, 64, gradient=True, seed=seed, **RUN)
+    assert [change.kind for change in found.changes()].count("jump") == 1
+    with pytest.raises(dh.AssumptionError, match="'G' jumps from"):
+        found.gradient("mean")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_jump_at_the_last_of_many_sequences(seed: int) -> None:
+    places = {f"kink{i}": place for i, place in enumerate(np.linspace(0.8, 1.1, 19).tolist())} | {"jump": 1.25}
+    system = crossings({}, places, 1 + 0.1 * np.arange(21), {"jump": lambda: 200.0})
+    inputs = dh.Inputs(system, {"k": stats.norm(1.0, 0.1)})
+    found = dh.monte_carlo(system, SPAN, inputs, 512, gradient=True, seed=seed, **RUN)
+    assert len(set(found.digest.tolist())) == 21
+    with pytest.raises(dh.AssumptionError, match="'G' jumps from"):
+        found.gradient("mean")
+
+
+@pytest.mark.parametrize(("law", "size"), [
+    (stats.norm(0, 1), lambda b: 1 / (1 + ca.exp(-40 * (b - 1)))), (stats.uniform(0, 2), lambda b: b**9),
+])  # fmt: skip
+@pytest.mark.parametrize("seed", range(3))
+def test_a_jump_on_a_part_of_a_border(law: Any, size: Any, seed: int) -> None:
+    """The same two sequences are adjacent everywhere, and the jump vanishes on most of the border."""
+    system = crossings({"b": 0.0}, {"jump": 1.0}, [0, 0], {"jump": size})
+    inputs = dh.Inputs(system, {"k": stats.norm(1.0, 0.1), "b": law})
+    found = dh.monte_carlo(system, SPAN, inputs, 256, gradient=True, seed=seed, wrt="k")
+    assert found.wrt == ("k",)
+    with pytest.raises(dh.AssumptionError, match="'G' jumps from"):
+        found.gradient("mean")
+
+
+@pytest.mark.parametrize("jump", [0.0, 0.05])
+def test_jumps_and_kinks_of_many_parameters(jump: float) -> None:
+    names = [f"p{i}" for i in range(20)]
+    system = crossings(
+        dict.fromkeys(names, 0.0), {"jump": 1.0}, [1, 2], {"jump": lambda *p: jump + 0 * sum(p)}
+    )  # fmt: skip
+    laws = {"k": stats.norm(1.0, 0.1)} | dict.fromkeys(names, stats.norm())
+    found = dh.monte_carlo(system, SPAN, dh.Inputs(system, laws), 256, gradient=True, wrt="k", **RUN)
+    assert {change.kind for change in found.changes()} == ({"jump"} if jump else {"kink"})
+    if not jump:  # E(k) + E max(k - 1, 0): the derivative is 1 + 1/2
+        assert abs(found.gradient("mean").value[0] - 1.5) < 0.02
+
+
+def test_many_small_jumps_are_a_slope() -> None:
+    """A staircase on an offset of 300: each step is below 100 tolerances, and their sum is the derivative 2e-4."""
+    m = dh.HybridModel("staircase")
+    k, th, c = m.parameter("k", 50.0), m.differential("th"), m.differential("c")
+    turn = m.mode("turn", ode={th: k, c: 0.0})
+    m.transition(turn, turn, guard=th - 1, direction="rising", reset={th: 0.0, c: c + 2e-4}, name="step")
+    m.initial(turn, {th: 0.0, c: 300.0})
+    m.functional("G", terminal=c)
+    system = m.build()
+    inputs = dh.Inputs(system, {"k": stats.norm(50.3, 1)})
+    rough = dh.monte_carlo(system, SPAN, inputs, 256, gradient=True)
+    with pytest.warns(dh.DerivativeWarning, match="within the error of the integration"):
+        assert rough.gradient("mean").value == 0
+    fine = dh.monte_carlo(system, SPAN, inputs, 256, gradient=True, **RUN)
+    with pytest.raises(dh.AssumptionError, match="'G' jumps from"):
+        fine.gradient("mean")
+
+
+def test_pairs_that_are_not_searched_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jumps, "LEAST_RUNS", 0)
+    bent = crossings({}, {"kink": 1.0}, [1, 9], {})
+    kinks = dh.monte_carlo(bent, SPAN, dh.Inputs(bent, {"k": stats.norm(1, 1)}), 16, gradient=True, **RUN)
+    with pytest.warns(dh.DerivativeWarning, match="of 1 pair of adjacent sequences could not be searched"):
+        kinks.gradient("mean")
+    assert kinks.changes() == ()
+    speeds = dh.monte_carlo(BALL, T, DROPS, 128, functional="speed", gradient=True, **RUN)
+    with pytest.raises(dh.AssumptionError, match="more than the gradients of the runs explain"):
+        speeds.gradient("mean")
+    with pytest.warns(dh.DerivativeWarning, match="may jump between values"):
+        speeds.gradient("mean", strict=False)
+
+
+def test_a_jump_is_refused_after_an_unresolved_change() -> None:
+    found = dh.monte_carlo(BALL, T, DROPS, 128, functional="speed", gradient=True, **RUN)
+    jump = next(change for change in found.changes() if change.kind == "jump")
+    search = found._searches[False]
+    found._searches[False] = replace(search, changes=(replace(jump, kind="unresolved", reason="test"), jump))
+    with pytest.raises(dh.AssumptionError, match="'speed' jumps from"):
+        found.gradient("mean")
+
+
+def test_jumps_are_those_of_the_system_that_was_run() -> None:
+    """Inputs may be made with another variant of the model that has the same parameters."""
+    smooth = crossings({}, {"jump": 1.0}, [1, 1], {})
+    steep = crossings({}, {"jump": 1.0}, [1, 1], {"jump": lambda: 5.0})
+    inputs = dh.Inputs(smooth, {"k": stats.norm(1.0, 0.1)})
+    with pytest.raises(dh.AssumptionError, match="'G' jumps from"):
+        dh.monte_carlo(steep, SPAN, inputs, 64, gradient=True, **RUN).gradient("mean")
 
 
 def test_a_jump_outside_the_tail_is_of_no_account() -> None:
