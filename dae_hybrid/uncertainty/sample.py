@@ -162,8 +162,9 @@ class MonteCarlo:
         level, tail
             Those of `cvar`.
         strict : bool
-            Refuse a gradient where the functional jumps between runs of the sample (default): the derivative of the
-            mean over the distribution then has a term that the sample lacks. False makes it a `DerivativeWarning`.
+            Refuse a gradient where the functional jumps between runs of the sample, or runs failed (default): the
+            derivative of the statistic over the distribution then has a term that the sample lacks. False makes it a
+            `DerivativeWarning`.
 
         Returns
         -------
@@ -176,8 +177,8 @@ class MonteCarlo:
             A quantile or a probability: the gradient of a sample's quantile is that of a single run, and that of a
             probability is zero; neither converges to that of the distribution. `form` gives that of a probability.
         AssumptionError
-            The functional jumps within the sample, or runs with equal values at the edge of the tail have different
-            gradients.
+            The functional jumps within the sample, runs failed, or runs with equal values at the edge of the tail have
+            different gradients.
         UncertaintyError
             Too many gradients are missing.
         OptionError
@@ -196,7 +197,7 @@ class MonteCarlo:
         weights, used = self._weights(of, level, tail)
         gradients = self.gradients
         assert gradients is not None
-        self._check_jumps(of, level, tail, strict)
+        self._check_borders(of, level, tail, strict)
         parts = []
         for r in range(int(self.replicate.max()) + 1):
             own = used & (self.replicate == r)
@@ -278,7 +279,7 @@ class MonteCarlo:
         except AssumptionError:  # of this replicate alone
             return np.full(len(self.wrt), np.nan)
 
-    def _check_jumps(self, of: Statistic, level: float | None, tail: Tail, strict: bool) -> None:
+    def _check_borders(self, of: Statistic, level: float | None, tail: Tail, strict: bool) -> None:
         edge = sign = None
         if of == "cvar":
             assert level is not None
@@ -292,6 +293,13 @@ class MonteCarlo:
         jumps = [change for change in near if change.kind == "jump"]
         unresolved = [change for change in near if change.kind == "unresolved"]
         refused, doubts = list[tuple[str, str]](), list[str]()
+        if failed := int((~self.ok).sum()):
+            refused.append((
+                f"{counted(failed, 'run')} of {len(self)} failed: the {of} is conditional on success. Its gradient "
+                "lacks the contribution of the border beyond which runs fail.",
+                "Limit the distributions to the domain of the model; strict=False returns the gradient of the sample, "
+                "without this contribution.",
+            ))  # fmt: skip
         if jumps:
             largest = max(jumps, key=lambda change: float(np.abs(np.diff(change.values[:, 0]))[0]))
             refused.append((
