@@ -21,7 +21,15 @@ from dae_hybrid.uncertainty import statistics as of_values
 from dae_hybrid.uncertainty.inputs import Inputs
 from dae_hybrid.uncertainty.jumps import Points, Search, changes_in
 from dae_hybrid.uncertainty.runs import refuse_failures
-from dae_hybrid.uncertainty.statistics import Estimate, Tail, by_replicates, check_level, check_tail, threshold
+from dae_hybrid.uncertainty.statistics import (
+    Estimate,
+    Tail,
+    by_replicates,
+    check_level,
+    check_tail,
+    jackknife,
+    threshold,
+)
 
 type Statistic = Literal["mean", "variance", "std", "cvar"]
 STATISTICS = ("mean", "variance", "std", "cvar")
@@ -56,9 +64,14 @@ class MonteCarlo:
 
     Statistics are those of the runs that succeeded: if runs failed, they are conditional on success. Their share is
     `failed_share`; a warning names it, and statistics above ``max_failed`` are refused with an `UncertaintyError`.
-    The values, parameters and errors remain available. Statistics are `Estimate` objects with a standard error:
-    the standard deviation of the statistic over the R independent replicates, divided by sqrt(R); it has R - 1 degrees
-    of freedom.
+    The values, parameters and errors remain available. Statistics are `Estimate` objects with a standard error by the
+    jackknife over the R independent replicates: from the statistics t_r of the sample without replicate r, it is
+    ``sqrt((R - 1) / R sum_r (t_r - mean(t))^2)``, with R - 1 degrees of freedom. For the mean this is the standard
+    deviation of the means of the replicates, divided by sqrt(R).
+
+    References
+    ----------
+    B. Efron, C. Stein, The jackknife estimate of variance, Annals of Statistics 9 (1981), 586-596.
     """
 
     system: HybridSystem
@@ -115,9 +128,13 @@ class MonteCarlo:
         return self._estimate(of_values.kurtosis)
 
     def quantile(self, q: float) -> Estimate:
-        """The smallest value at or below which a share q of the sample lies, 0 < q < 1."""
+        """The smallest value at or below which a share q of the sample lies, 0 < q < 1.
+
+        The standard error is NaN if less than one run is expected on a side: the sample does not determine it.
+        """
         level = check_level("q", q, is_open=True)
-        return self._estimate(lambda values: of_values.quantile(values, level))
+        found = self._estimate(lambda values: of_values.quantile(values, level))
+        return self._if_resolved(found, min(level, 1 - level))
 
     def cvar(self, level: float, tail: Tail = "upper") -> Estimate:
         """Conditional value at risk: the mean of the worst share 1 - level.
@@ -126,7 +143,7 @@ class MonteCarlo:
         ----------
         level : float
             0 <= level < 1; 0 gives the mean. The tail contains ``n (1 - level)`` runs; a fraction of a run has that
-            share of its weight.
+            share of its weight. The standard error is NaN if it contains less than one run.
         tail : {"upper", "lower"}
             Whether large or small values are the worst.
 
@@ -136,7 +153,8 @@ class MonteCarlo:
         Finance 26 (2002), 1443-1471.
         """
         own, which = check_level("level", level, is_open=False), check_tail(tail)
-        return self._estimate(lambda values: of_values.cvar(values, own, which))
+        found = self._estimate(lambda values: of_values.cvar(values, own, which))
+        return self._if_resolved(found, 1 - own)
 
     def probability(self, *, above: float | None = None, below: float | None = None) -> Estimate:
         """Probability that the functional is above, or below, a value.
@@ -200,10 +218,11 @@ class MonteCarlo:
         self._check_borders(of, level, tail, strict)
         parts = []
         for r in range(int(self.replicate.max()) + 1):
-            own = used & (self.replicate == r)
-            parts.append(self._weighed(of, level, tail, own) if own.sum() > 1 else np.full(len(self.wrt), np.nan))
-        error = np.std(parts, axis=0, ddof=1) / np.sqrt(len(parts))
-        return Estimate(weights @ gradients[used], error)
+            without = used & (self.replicate != r)
+            parts.append(
+                self._weighed(of, level, tail, without) if without.sum() > 1 else np.full(len(self.wrt), np.nan)
+            )
+        return Estimate(weights @ gradients[used], jackknife(parts))
 
     def changes(
         self, of: Statistic = "mean", *, level: float | None = None, tail: Tail = "upper"
@@ -233,6 +252,10 @@ class MonteCarlo:
     def _estimate(self, of: Any) -> Estimate:
         refuse_failures("run", self.errors, self._max_failed)
         return by_replicates(self.values, self.replicate, of)
+
+    def _if_resolved(self, found: Estimate, share: float) -> Estimate:
+        """The estimate, without a standard error if a share of the distribution contains less than one run."""
+        return found if share * int(self.ok.sum()) >= 1 else Estimate(found.value, np.nan)
 
     def _weights(self, of: object, level: float | None, tail: object) -> tuple[Array, NDArray[np.bool_]]:
         """Derivatives of a statistic by the values of the runs that have gradients, and which runs these are."""
@@ -276,7 +299,7 @@ class MonteCarlo:
         assert self.gradients is not None
         try:
             return np.asarray(self._derivatives(of, level, tail, own) @ self.gradients[own])
-        except AssumptionError:  # of this replicate alone
+        except AssumptionError:  # of these replicates alone
             return np.full(len(self.wrt), np.nan)
 
     def _check_borders(self, of: Statistic, level: float | None, tail: Tail, strict: bool) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from dae_hybrid.errors import OptionError
@@ -45,13 +45,25 @@ class Estimate:
 
 
 def by_replicates(values: Array, replicate: NDArray[np.int64], of: Callable[[Array], Any]) -> Estimate:
-    """A statistic of all finite values, with the standard error of its mean over the replicates."""
+    """A statistic of all finite values, with its standard error by the jackknife over the replicates."""
     ok = np.isfinite(values)
     if not ok.any():
         return Estimate(np.nan, np.nan)
-    own = [values[ok & (replicate == r)] for r in range(int(replicate.max()) + 1)]
-    found = np.array([of(part) if part.size > 1 else np.nan for part in own])
-    return Estimate(float(of(values[ok])), float(found.std(ddof=1) / np.sqrt(found.size)))
+    without = [values[ok & (replicate != r)] for r in range(int(replicate.max()) + 1)]
+    return Estimate(
+        float(of(values[ok])), float(jackknife([of(part) if part.size > 1 else np.nan for part in without]))
+    )
+
+
+def jackknife(estimates: ArrayLike) -> Any:
+    """Standard errors, (...), from the estimates without one replicate each, (R, ...).
+
+    References
+    ----------
+    B. Efron, C. Stein, The jackknife estimate of variance, Annals of Statistics 9 (1981), 586-596.
+    """
+    given = np.asarray(estimates, dtype=float)
+    return np.sqrt((len(given) - 1) * given.var(axis=0))
 
 
 def skewness(values: Array) -> float:
