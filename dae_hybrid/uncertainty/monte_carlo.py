@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 import numpy as np
 
@@ -20,10 +20,12 @@ from dae_hybrid.uncertainty.inputs import Inputs, Sampler, check_inputs, checked
 from dae_hybrid.uncertainty.runs import (
     MAX_FAILED,
     Execution,
+    checked_call,
     checked_share,
     evaluate,
     scalar_functional,
     warn_of_failures,
+    warn_of_moments,
 )
 from dae_hybrid.uncertainty.sample import MonteCarlo
 
@@ -93,7 +95,7 @@ def monte_carlo(
     Warns
     -----
     UncertaintyWarning
-        Runs failed.
+        Runs failed, or a distribution has no finite variance.
 
     References
     ----------
@@ -121,7 +123,8 @@ def monte_carlo(
     wanted = system.parameter_indices(wrt)  # refuses unknown names, with and without gradients
     count, parts = positive_integer("n", n), positive_integer("replicates", replicates)
     u = replicate_points(own, count, parts, sampler, seed)
-    call: dict[str, Any] = {"adapter": adapter, **options}
+    call = checked_call(adapter, options)
+    warn_of_moments(own, 2)
     how = Execution(executor, workers, store, progress)
     # the search for jumps compares values along random parameters
     names = owners(system, {*wanted, *own.indices})

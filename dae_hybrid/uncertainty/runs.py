@@ -21,9 +21,11 @@ from dae_hybrid.interface.batch import ADJOINT_PARAMETER_RATIO
 from dae_hybrid.interface.prepared_case import Analysis
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.options import Options
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import counted
 from dae_hybrid.uncertainty.errors import UncertaintyError, UncertaintyWarning
+from dae_hybrid.uncertainty.inputs import Inputs, named
 
 type GradientChoice = Analysis | Literal[True] | None
 #: largest share of failed runs that statistics may omit, by default
@@ -151,6 +153,12 @@ def cheapest(n_wrt: int) -> Analysis:
     return "adjoint" if n_wrt > ADJOINT_PARAMETER_RATIO else "forward"
 
 
+def checked_call(adapter: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the runs; unknown ones are refused before anything is computed."""
+    Options.of(options)
+    return {"adapter": adapter, **options}
+
+
 def checked_share(given: object) -> float:
     """Check a largest share of failed runs."""
     if isinstance(given, bool) or not isinstance(given, int | float | np.number) or not 0 <= given < 1:
@@ -194,3 +202,17 @@ def warn_of_failures(
     """Warn the caller of a public function of missing runs, and of the effect."""
     if text := failures_in_words(what, errors):
         warnings.warn(f"{text} {effect}", UncertaintyWarning, stacklevel=level + 1)
+
+
+def warn_of_moments(inputs: Inputs, level: int) -> None:
+    """Warn the caller of a public function of distributions without a finite variance."""
+    with np.errstate(all="ignore"):
+        without = [name for name, std in zip(inputs.names, inputs.std.tolist(), strict=True) if not np.isfinite(std)]
+    if without:
+        warnings.warn(
+            f"{named(without)} {'has' if len(without) == 1 else 'have'} no finite variance. Unless the functional has "
+            "one nevertheless, moments, CVaR, Sobol indices and their standard errors do not converge; quantiles and "
+            "probabilities do.",
+            UncertaintyWarning,
+            stacklevel=level + 1,
+        )

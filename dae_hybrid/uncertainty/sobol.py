@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -17,10 +18,11 @@ from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.interface.runs import Parameters
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import EPS, Array
-from dae_hybrid.options import positive_integer
+from dae_hybrid.options import Options, positive_integer
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import align, html
 from dae_hybrid.trajectory.datasets import optional
+from dae_hybrid.uncertainty.errors import UncertaintyWarning
 from dae_hybrid.uncertainty.inputs import (
     LARGEST,
     LEAST,
@@ -32,18 +34,24 @@ from dae_hybrid.uncertainty.inputs import (
 from dae_hybrid.uncertainty.runs import (
     MAX_FAILED,
     Execution,
+    checked_call,
     checked_share,
     evaluate,
     refuse_failures,
     scalar_functional,
     warn_of_failures,
+    warn_of_moments,
 )
 from dae_hybrid.uncertainty.statistics import check_level
 
-#: a spread of the values below this multiple of rounding is none
+#: a standard deviation of the values below this multiple of rounding is none
 CONSTANT = 1e3
-#: fewest complete groups of runs
-FEWEST_GROUPS = 8
+#: below one tolerance of the runs it is that of their errors, and below this multiple it may partly be
+DOUBTFUL = 100.0
+#: fewest complete groups of runs, and fewest bootstrap samples
+FEWEST_GROUPS, FEWEST_RESAMPLES = 8, 10
+#: entries of arrays of bootstrap samples that are computed at a time
+RESAMPLED = 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +70,8 @@ class SobolIndices:
         Symmetric matrix of the shares due to the interaction of two parameters alone, if requested; its diagonal is
         NaN.
     first_error, total_error, second_error : ndarray
-        Half widths of confidence intervals of `level`, by bootstrap.
+        Half widths of confidence intervals of `level`, by bootstrap. It treats the quasi-random points as independent:
+        the intervals are wider than necessary.
     level : float
         Confidence level.
     mean, variance : float
@@ -141,13 +150,14 @@ def sobol_indices(
     inputs : Inputs
         Distributions of the random parameters, at least two and independent.
     n : int
-        Number of base points, a power of two. There are n (k + 2) runs, or n (2 k + 2) with `second_order`.
+        Number of base points, a power of two of at least 8. There are n (k + 2) runs, or n (2 k + 2) with
+        `second_order`.
     functional : str, optional
         Name of a scalar functional; optional if the model has only one.
     second_order : bool
         Compute the interactions of pairs.
     level, resamples : float, int
-        Confidence level, and number of bootstrap samples of its intervals.
+        Confidence level, and number of bootstrap samples of its intervals, at least 10.
     parameters, seed, max_failed
         As in `monte_carlo`; `max_failed` limits the share of omitted groups of runs.
     executor, workers, store, progress
@@ -165,11 +175,17 @@ def sobol_indices(
     UnsupportedError
         The parameters are correlated: the variance then has no decomposition into shares of single parameters.
     AssumptionError
-        The functional does not vary.
+        The functional does not vary by more than the tolerances of the runs.
     UncertaintyError
         Too many runs failed; ``values``, ``parameters`` and ``errors`` of the error contain the runs.
     ParameterError, OptionError
         An argument is invalid.
+
+    Warns
+    -----
+    UncertaintyWarning
+        Runs failed, a distribution has no finite variance, or the functional varies so little that its variance may
+        partly be that of errors of the integration.
 
     References
     ----------
@@ -202,15 +218,18 @@ def sobol_indices(
         raise OptionError(f"second_order must be True or False, got {shown(second_order)}.")
     count, draws = positive_integer("n", n), positive_integer("resamples", resamples)
     check_power_of_two("n", count)
+    for what, number, fewest in (("n", count, FEWEST_GROUPS), ("resamples", draws, FEWEST_RESAMPLES)):
+        if number < fewest:
+            raise OptionError(f"{what} must be at least {fewest}, got {number}.")
     confidence, share = check_level("level", level, is_open=True), checked_share(max_failed)
-    number = _seed(seed)
+    states, call = _seeds(seed, 1 + draws), checked_call(adapter, options)
     sampled, analysed = (optional(f"SALib.{part}.sobol", "sobol_indices()", "uq") for part in ("sample", "analyze"))
     problem = {"num_vars": len(own), "names": list(own.names), "bounds": [[0.0, 1.0]] * len(own)}
     pairs = bool(second_order)
-    points = sampled.sample(problem, count, calc_second_order=pairs, seed=number)
+    points = sampled.sample(problem, count, calc_second_order=pairs, seed=next(states))
     rows = own.table(ndtri(np.clip(points, LEAST, LARGEST)), parameters)
-    how = Execution(executor, workers, store, progress)
-    runs = evaluate(system, t_span, rows, name, None, None, {"adapter": adapter, **options}, how)
+    warn_of_moments(own, 2)
+    runs = evaluate(system, t_span, rows, name, None, None, call, Execution(executor, workers, store, progress))
     values, omitted = _complete_groups(runs.values.reshape(count, -1))
     warn_of_failures("run", runs.errors, 2)
     first_errors = [_first(runs.errors, i, omitted.size) for i in range(omitted.size)]
@@ -220,23 +239,68 @@ def sobol_indices(
         error.values, error.parameters, error.errors = runs.values, rows, runs.errors  # type: ignore[attr-defined]
         raise
     flat = values.ravel()
-    if not np.ptp(flat) > CONSTANT * EPS * np.abs(flat).max():
-        raise AssumptionError(f"Functional '{name}' does not vary with the random parameters: it has no shares.")
-    found = analysed.analyze(
-        problem, flat, calc_second_order=pairs, num_resamples=draws, conf_level=confidence, seed=number
-    )
+    _check_spread(flat, system, name, Options.of(options))
+    found = _analysed(analysed, problem, flat, pairs, draws, confidence, states)
     return SobolIndices(
-        functional=name, names=own.names, first=np.asarray(found["S1"]), first_error=np.asarray(found["S1_conf"]),
-        total=np.asarray(found["ST"]), total_error=np.asarray(found["ST_conf"]),
-        second=_symmetric(found["S2"]) if pairs else None, second_error=_symmetric(found["S2_conf"]) if pairs else None,
-        level=confidence, mean=float(flat.mean()), variance=float(flat.var(ddof=1)), n_runs=len(rows),
-        n_omitted=len(rows) - flat.size, errors=tuple(error for error in runs.errors if error is not None),
+        functional=name, names=own.names, first=found["S1"], first_error=found["S1_conf"], total=found["ST"],
+        total_error=found["ST_conf"], second=_symmetric(found["S2"]) if pairs else None,
+        second_error=_symmetric(found["S2_conf"]) if pairs else None, level=confidence, mean=float(flat.mean()),
+        variance=float(flat.var(ddof=1)), n_runs=len(rows), n_omitted=len(rows) - flat.size,
+        errors=tuple(error for error in runs.errors if error is not None),
     )  # fmt: skip
 
 
-def _seed(given: object) -> int:
-    """A seed for SALib, which draws the sample and the bootstrap with it."""
-    return int(np.random.SeedSequence(checked_seed(given)).generate_state(1)[0])
+def _seeds(given: object, count: int) -> Iterator[int]:
+    """Seeds for SALib, of the sample and of parts of the bootstrap; not 0, for which it draws from the global state."""
+    states = np.random.SeedSequence(checked_seed(given)).generate_state(count)
+    return iter(np.maximum(states, 1).tolist())
+
+
+def _check_spread(values: Array, system: HybridSystem, name: str, options: Options) -> None:
+    """Refuse a functional that varies by no more than the errors of its runs, and warn of one that varies little.
+
+    Raises
+    ------
+    AssumptionError
+        The standard deviation is at most one tolerance of the runs.
+    """
+    largest, spread = np.abs(values).max(), values.std()
+    tolerance = options.rtol * largest + float(options.absolute(system.functionals)[system.functionals[name]][0])
+    if not spread > max(CONSTANT * EPS * largest, tolerance):
+        raise AssumptionError(
+            f"Functional '{name}' has the standard deviation {spread:.3g}, and the tolerance of its runs is "
+            f"{tolerance:.3g}: it does not vary with the random parameters, or by less than the runs can tell.",
+            remedy="If it varies, pass smaller rtol and atol.",
+        )
+    if spread <= DOUBTFUL * tolerance:
+        warnings.warn(
+            f"Functional '{name}' has the standard deviation {spread:.3g}, and the tolerance of its runs is "
+            f"{tolerance:.3g}: part of the variance may be that of errors of the integration. Pass smaller rtol and "
+            "atol.",
+            UncertaintyWarning,
+            stacklevel=3,
+        )
+
+
+def _analysed(
+    analysed: Any, problem: Mapping[str, Any], values: Array, pairs: bool, draws: int, level: float,
+    seeds: Iterator[int],
+) -> dict[str, Array]:  # fmt: skip
+    """The indices and their intervals by SALib, in parts of the bootstrap that fit into memory."""
+    groups = values.size // (problem["num_vars"] * (1 + pairs) + 2)
+    each = max(2, RESAMPLED // groups)
+    sizes = [part.size for part in np.array_split(np.arange(draws), max(1, draws // each))]
+    parts = [
+        analysed.analyze(
+            problem, values, calc_second_order=pairs, num_resamples=size, conf_level=level, seed=next(seeds)
+        )
+        for size in sizes
+    ]  # fmt: skip
+    found = {name: np.asarray(value) for name, value in parts[0].items()}
+    weights = np.array(sizes) - 1.0
+    for name in ("S1_conf", "ST_conf", *(("S2_conf",) if pairs else ())):  # multiples of standard deviations
+        found[name] = np.sqrt(np.average([np.square(part[name]) for part in parts], axis=0, weights=weights))
+    return found
 
 
 def _complete_groups(values: Array) -> tuple[Array, Any]:
