@@ -18,7 +18,7 @@ from dae_hybrid.ensembles.chunk_table import ChunkTable
 from dae_hybrid.ensembles.identity import differences, identity
 from dae_hybrid.ensembles.layout import ResultLayout
 from dae_hybrid.ensembles.result import ARRAYS, FORMAT, TABLE, Ensemble
-from dae_hybrid.ensembles.results_store import MemoryArrays, ZarrArrays, told
+from dae_hybrid.ensembles.results_store import MemoryArrays, ZarrArrays, store_path, told
 from dae_hybrid.ensembles.scheduling import Campaign, EnsembleProgress
 from dae_hybrid.ensembles.worker import Recipe
 from dae_hybrid.ensembles.workers import ExecutorLike, open_workers
@@ -129,7 +129,7 @@ def ensemble(
     )  # fmt: skip
     layout = ResultLayout.of(case, outputs)
     _check_finite(given, layout)
-    path = None if store is None else Path(store).absolute()
+    path = None if store is None else store_path(store)
     facts = None if path is None else identity(case, strict, duality) | {"outputs": list(layout.outputs.names)}
     found = None if path is None or facts is None else _opened(path, facts, given)
     if found is not None and found.complete:

@@ -23,7 +23,7 @@ from dae_hybrid.trajectory.datasets import attributes, optional
 #: runs of a row group of a Parquet file, all that is in memory at a time
 ROWS_OF_GROUP = 65_536
 EXTRA = "ensemble"
-RENAME = "Rename the functional, variable or parameter of the model, or read the arrays of the ensemble."
+RENAME = "Rename the functional, variable or parameter of the model, or read the arrays of the result."
 
 
 class Source(NamedTuple):
@@ -160,7 +160,7 @@ def refuse_twice(names: Iterable[str]) -> None:
     """Raise an `OptionError` if a table or dataset would have two parts of one name."""
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise OptionError(
-            f"Tables of the ensemble would have two columns of one name: {', '.join(map(repr, twice))}.",
+            f"The table would have two columns of one name: {', '.join(map(repr, twice))}.",
             remedy=RENAME,
         )
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dae_hybrid.ensembles.chunk_table import DONE, ChunkTable
 from dae_hybrid.ensembles.export import Source
 from dae_hybrid.ensembles.layout import ResultLayout, meaning
-from dae_hybrid.ensembles.results_store import ResultArrays, ZarrArrays
+from dae_hybrid.ensembles.results_store import ResultArrays, ZarrArrays, store_path
 from dae_hybrid.errors import DaeHybridError, NotKeptError, OptionError, StoreError
 from dae_hybrid.interface.batch import narrow
 from dae_hybrid.interface.prepared_case import CheckedCall, Single
@@ -142,12 +142,14 @@ class Ensemble:
         ------
         StoreError
             There is no store, it was written by another version of the library, or it is damaged.
+        OptionError
+            `store` is not a path.
 
         Notes
         -----
         The store is not changed, and may be in a folder that cannot be written to.
         """
-        return cls._opened(Path(store).absolute(), is_read_only=True)
+        return cls._opened(store_path(store), is_read_only=True)
 
     @classmethod
     def _opened(cls, path: Path, *, is_read_only: bool) -> Ensemble:

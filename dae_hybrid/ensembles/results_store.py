@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from dae_hybrid.ensembles.layout import ResultLayout
-from dae_hybrid.errors import StoreError
+from dae_hybrid.errors import OptionError, StoreError
+from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.trajectory.datasets import optional
 
@@ -18,6 +20,20 @@ from dae_hybrid.trajectory.datasets import optional
 ROWS_OF_INPUT = 65_536
 REMEDY = "Free space or mend the file system; the same call then continues from the chunks that are done."
 REMOVE = "Remove the store and repeat the call, or restore the store from a copy."
+
+
+def store_path(given: str | os.PathLike[str]) -> Path:
+    """Check the path of a store.
+
+    Raises
+    ------
+    OptionError
+        It is not a path.
+    """
+    try:
+        return Path(given).absolute()
+    except TypeError:
+        raise OptionError(f"store must be a path, as a string or os.PathLike, got {shown(given)}.") from None
 
 
 class ResultArrays(Protocol):

@@ -65,7 +65,7 @@ class CheckedCall:
         if analysis is not None and not self.names:
             raise ParameterError(f"There is nothing to differentiate: model '{system.name}' has no functional.")
         if analysis is None and (wrt is not None or duality is not False):
-            raise OptionError("wrt and duality are of gradients, and none are asked for.")
+            raise OptionError("wrt= and duality= are options of gradients, but no gradients were requested.")
         self.indices = system.parameter_indices(wrt) if analysis is not None else ()
         self._call: dict[str, Any] = {"t_eval": self.setup.t_eval, "adapter": adapter, **options}
         self._differentiate: dict[str, Any] = {"wrt": wrt, "strict": strict, "duality": duality}

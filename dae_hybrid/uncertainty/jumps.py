@@ -114,13 +114,10 @@ def changes_in(
     negligible = max(NEGLIGIBLE * spread / max(edges.pairs, 1), ROUNDED * largest)
     is_open = np.zeros(edges.pairs, dtype=bool)  # not explained by gradients
     is_open[edges.pair[edges.most > negligible]] = True
-    is_searched, jumps = np.zeros(edges.pairs, dtype=bool), np.zeros(edges.pairs, dtype=bool)
+    is_searched = np.zeros(edges.pairs, dtype=bool)
     budget = Budget(max(LEAST_RUNS, int(SHARE_OF_RUNS * points.values.size)))
     found = list[Change]()
     for edge in _in_order(edges, is_open):
-        pair = edges.pair[edge]
-        if jumps[pair]:
-            continue
         if budget.left < MAX_RUNS:
             break
         i, k = edges.ends[edge]
@@ -128,8 +125,7 @@ def changes_in(
             system, t_span, functional, points.parameters[i], points.parameters[k], negligible, call, budget
         )
         found += changes
-        is_searched[pair] |= bool(changes)
-        jumps[pair] |= any(change.kind == "jump" for change in changes)
+        is_searched[edges.pair[edge]] |= bool(changes)
     missed = is_open & ~is_searched
     doubtful = np.flatnonzero(missed[edges.pair] & (edges.least > negligible))
     suspicion = None

@@ -20,6 +20,7 @@ from dae_hybrid.uncertainty.inputs import Inputs, Sampler, check_inputs, checked
 from dae_hybrid.uncertainty.runs import (
     MAX_FAILED,
     Execution,
+    check_continues,
     checked_call,
     checked_share,
     evaluate,
@@ -76,7 +77,7 @@ def monte_carlo(
     replicates : int
         Number of independently randomised samples, at least 2; they give the standard errors.
     seed : int or None
-        Seed of the sample; None draws an unpredictable one.
+        Seed of the sample; None draws an unpredictable one, and is refused with `store`.
     max_failed : float
         Largest share of failed runs that statistics may omit.
     executor, workers, store, progress
@@ -124,6 +125,7 @@ def monte_carlo(
     count, parts = positive_integer("n", n), positive_integer("replicates", replicates)
     u = replicate_points(own, count, parts, sampler, seed)
     call = checked_call(adapter, options)
+    check_continues(store, seed)
     warn_of_moments(own, 2)
     how = Execution(executor, workers, store, progress)
     # the search for jumps compares values along random parameters

@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from dae_hybrid.ensembles.ensemble import ensemble
 from dae_hybrid.ensembles.result import Ensemble
+from dae_hybrid.ensembles.results_store import store_path
 from dae_hybrid.ensembles.scheduling import EnsembleProgress
 from dae_hybrid.ensembles.workers import ExecutorLike
 from dae_hybrid.errors import DaeHybridError, OptionError, UnsupportedError
@@ -83,7 +83,7 @@ class Execution:
 
     def named(self, part: str) -> dict[str, Any]:
         """The options for one ensemble of an analysis, with a folder of the store of its own."""
-        store = None if self.store is None else Path(self.store) / part
+        store = None if self.store is None else store_path(self.store) / part
         return {"executor": self.executor, "workers": self.workers, "store": store, "progress": self.progress}
 
 
@@ -102,7 +102,7 @@ def many(
     found = ensemble(system, t_span, parameters=rows, functional=functional, gradient=gradient, wrt=wrt, **how, **call)
     if not found.complete:
         error = UncertaintyError(
-            f"The runs were ended with {int(found.done.sum())} of {len(found)} carried out.",
+            f"progress= ended the runs after {int(found.done.sum())} of {len(found)}.",
             remedy="With store=, the same call continues.",
         )
         error.ensemble = found  # type: ignore[attr-defined]
@@ -157,6 +157,15 @@ def checked_call(adapter: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of the runs; unknown ones are refused before anything is computed."""
     Options.of(options)
     return {"adapter": adapter, **options}
+
+
+def check_continues(store: object, seed: object) -> None:
+    """Refuse a store for a sample that no other call repeats."""
+    if store is not None and seed is None:
+        raise OptionError(
+            "store= needs a seed: with seed=None every call draws another sample, and none continues.",
+            remedy="Pass an integer as seed=, or leave out store=.",
+        )
 
 
 def checked_share(given: object) -> float:

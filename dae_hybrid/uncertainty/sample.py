@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dae_hybrid.ensembles.export import refuse_twice
 from dae_hybrid.errors import AssumptionError, DaeHybridError, DerivativeWarning, OptionError, UnsupportedError
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
@@ -46,7 +47,9 @@ class MonteCarlo:
     system : HybridSystem
         The system that was run.
     inputs : Inputs
+        Distributions of the random parameters.
     functional : str
+        Name of the functional.
     parameters : ndarray, shape (N, n_parameters)
         Parameters of each run.
     values : ndarray, shape (N,)
@@ -119,12 +122,12 @@ class MonteCarlo:
 
     @property
     def skewness(self) -> Estimate:
-        """Third standardised moment."""
+        """Third standardised moment; NaN if all values are equal."""
         return self._estimate(of_values.skewness)
 
     @property
     def kurtosis(self) -> Estimate:
-        """Excess kurtosis: the fourth standardised moment minus 3."""
+        """Excess kurtosis: the fourth standardised moment minus 3; NaN if all values are equal."""
         return self._estimate(of_values.kurtosis)
 
     def quantile(self, q: float) -> Estimate:
@@ -212,6 +215,8 @@ class MonteCarlo:
         that together are below 1 % of the standard deviation may be passed over. `changes` returns what was found. A
         jump elsewhere on a border, to a sequence that no run has, or within one sequence is not seen.
         """
+        if not isinstance(strict, bool | np.bool_):
+            raise OptionError(f"strict must be True or False, got {shown(strict)}.")
         weights, used = self._weights(of, level, tail)
         gradients = self.gradients
         assert gradients is not None
@@ -259,17 +264,18 @@ class MonteCarlo:
 
     def _weights(self, of: object, level: float | None, tail: object) -> tuple[Array, NDArray[np.bool_]]:
         """Derivatives of a statistic by the values of the runs that have gradients, and which runs these are."""
-        if of in ("quantile", "probability"):
+        if not isinstance(of, str) or of not in (*STATISTICS, "quantile", "probability"):
+            raise OptionError(f"Unknown statistic {shown(of)}.", remedy=f"Legal are {', '.join(STATISTICS)}.")
+        if of not in STATISTICS:
             raise UnsupportedError(
                 f"The gradient of a {of} of a sample does not converge to that of the distribution.",
                 remedy="Gradients of cvar converge; form gives the gradient of a probability to first order.",
             )
-        if of not in STATISTICS:
-            raise OptionError(f"Unknown statistic {shown(of)}.", remedy=f"Legal are {', '.join(STATISTICS)}.")
         if self.gradients is None:
             raise OptionError("No gradients were requested.", remedy="Pass gradient=True to monte_carlo.")
-        if of != "cvar" and level is not None:
-            raise OptionError(f"level is for cvar, not for {of}.")
+        which = check_tail(tail)
+        if of != "cvar" and (level is not None or which != "upper"):
+            raise OptionError(f"level and tail are options of cvar, not of {of}.")
         refuse_failures("gradient", self.refusals, self._max_failed)
         used = self._has_gradient
         return self._derivatives(of, level, tail, used), used
@@ -361,8 +367,11 @@ class MonteCarlo:
         ------
         ImportError
             pandas (extra ``[data]``) is not installed.
+        OptionError
+            Two columns would have the same name.
         """
         labels = self.system.parameters.labels()
+        refuse_twice([*labels, self.functional, "replicate", "error"])
         columns: dict[str, Any] = {name: self.parameters[:, i] for i, name in enumerate(labels)}
         columns |= {
             self.functional: self.values, "replicate": self.replicate,

@@ -34,6 +34,7 @@ from dae_hybrid.uncertainty.inputs import (
 from dae_hybrid.uncertainty.runs import (
     MAX_FAILED,
     Execution,
+    check_continues,
     checked_call,
     checked_share,
     evaluate,
@@ -42,10 +43,8 @@ from dae_hybrid.uncertainty.runs import (
     warn_of_failures,
     warn_of_moments,
 )
-from dae_hybrid.uncertainty.statistics import check_level
+from dae_hybrid.uncertainty.statistics import CONSTANT, check_level
 
-#: a standard deviation of the values below this multiple of rounding is none
-CONSTANT = 1e3
 #: below one tolerance of the runs it is that of their errors, and below this multiple it may partly be
 DOUBTFUL = 100.0
 #: fewest complete groups of runs, and fewest bootstrap samples
@@ -61,6 +60,7 @@ class SobolIndices:
     Attributes
     ----------
     functional : str
+        Name of the functional.
     names : tuple of str
         Random parameters.
     first, total : ndarray, shape (k,)
@@ -222,6 +222,7 @@ def sobol_indices(
         if number < fewest:
             raise OptionError(f"{what} must be at least {fewest}, got {number}.")
     confidence, share = check_level("level", level, is_open=True), checked_share(max_failed)
+    check_continues(store, seed)
     states, call = _seeds(seed, 1 + draws), checked_call(adapter, options)
     sampled, analysed = (optional(f"SALib.{part}.sobol", "sobol_indices()", "uq") for part in ("sample", "analyze"))
     problem = {"num_vars": len(own), "names": list(own.names), "bounds": [[0.0, 1.0]] * len(own)}

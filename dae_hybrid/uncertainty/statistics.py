@@ -12,7 +12,10 @@ from scipy import stats
 
 from dae_hybrid.errors import OptionError
 from dae_hybrid.numeric_input import shown
-from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.arrays import EPS, Array
+
+#: values that differ by less than this multiple of rounding are equal
+CONSTANT = 1e3
 
 type Tail = Literal["upper", "lower"]
 
@@ -67,13 +70,17 @@ def jackknife(estimates: ArrayLike) -> Any:
 
 
 def skewness(values: Array) -> float:
-    """Third standardised moment."""
-    return float(stats.skew(values))
+    """Third standardised moment; NaN if the values are equal within rounding."""
+    return np.nan if _is_constant(values) else float(stats.skew(values))
 
 
 def kurtosis(values: Array) -> float:
-    """Fourth standardised moment minus 3."""
-    return float(stats.kurtosis(values))
+    """Fourth standardised moment minus 3; NaN if the values are equal within rounding."""
+    return np.nan if _is_constant(values) else float(stats.kurtosis(values))
+
+
+def _is_constant(values: Array) -> bool:
+    return bool(np.ptp(values) <= CONSTANT * EPS * np.abs(values).max())
 
 
 def quantile(values: Array, q: float) -> float:

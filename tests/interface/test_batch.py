@@ -364,7 +364,7 @@ def test_a_run_that_ends_early() -> None:
         ({"x0": [[1.0], [2.0]], "parameters": np.ones((3, 2))}, dh.ParameterError, "3 runs"),
         ({"gradient": "backward"}, dh.OptionError, "'adjoint' or True"),
         ({"gradient": "adjoint", "wrt": "z"}, dh.ParameterError, "unknown parameter"),
-        ({"wrt": "k"}, dh.OptionError, "none are asked for"),
+        ({"wrt": "k"}, dh.OptionError, "no gradients were requested"),
         ({"functional": "H"}, dh.ParameterError, "Unknown functional"),
         ({"functional": ["end", "end"]}, dh.ParameterError, "each once"),
         ({"workers": 0}, dh.OptionError, "workers"),

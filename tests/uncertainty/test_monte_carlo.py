@@ -368,6 +368,22 @@ def test_table_picture_pickle_and_words() -> None:
     assert np.asarray(found.gradient("mean")).shape == (3,)
 
 
+@pytest.mark.parametrize("name", ["error", "replicate", "G"])
+def test_two_columns_of_one_name_are_refused(name: str) -> None:
+    system = closed_form({name: 1.0}, lambda **given: given[name])
+    found = dh.monte_carlo(system, SPAN, dh.Inputs(system, {name: stats.norm()}), 16)
+    with pytest.raises(dh.OptionError, match=f"two columns of one name: '{name}'"):
+        found.to_dataframe()
+
+
+def test_a_constant_functional_has_no_shape() -> None:
+    system = closed_form({"a": 1.0}, lambda a: 3 + 0 * a)
+    found = dh.monte_carlo(system, SPAN, dh.Inputs(system, {"a": stats.norm()}), 16, gradient=True)
+    assert np.isnan([found.skewness.value, found.skewness.standard_error, found.kurtosis.value]).all()
+    assert found.gradient("mean").value == 0
+    assert "nan" in str(found)
+
+
 def test_a_store_keeps_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An ended sample continues, with the same numbers."""
     monkeypatch.setattr(Campaign, "chunk_length", lambda self: 32)
@@ -400,6 +416,9 @@ def test_a_store_keeps_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ({"n": 64, "sampler": "lattice"}, dh.OptionError, "sampler"),
     ({"n": 64, "parameters": {"a": 1.0}}, dh.ParameterError, "is random"),
     ({"n": 64, "rtol": -1.0}, dh.OptionError, "rtol"),
+    ({"n": 64, "store": 3}, dh.OptionError, "store must be a path"),
+    ({"n": 64, "store": "sample", "seed": None}, dh.OptionError, "needs a seed"),
+    ({"n": 64, "x0": {"unit": 1.0}}, dh.OptionError, "Unknown option 'x0'"),
 ])  # fmt: skip
 def test_bad_calls_are_refused(options: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
@@ -424,6 +443,12 @@ def test_bad_statistics_are_refused() -> None:
         (dh.UnsupportedError, lambda: found.gradient("probability")),  # type: ignore[arg-type]
         (dh.OptionError, lambda: found.gradient("median")), (dh.OptionError, lambda: found.gradient("cvar")),  # type: ignore[arg-type]
         (dh.OptionError, lambda: found.gradient("mean", level=0.5)), (dh.OptionError, lambda: values.gradient("mean")),
+        (dh.OptionError, lambda: found.gradient(np.array(["mean"]))),  # type: ignore[arg-type]
+        (dh.OptionError, lambda: found.gradient(["mean"])),  # type: ignore[arg-type]
+        (dh.OptionError, lambda: found.gradient("mean", tail="x")),  # type: ignore[arg-type]
+        (dh.OptionError, lambda: found.gradient("mean", tail="lower")),
+        (dh.OptionError, lambda: found.changes("std", level=0.5)),
+        (dh.OptionError, lambda: found.gradient("mean", strict="x")),  # type: ignore[arg-type]
     ]  # fmt: skip
     for error, of in refusals:
         with pytest.raises(error):
