@@ -5,13 +5,15 @@ jump it has another term, which no derivative of a run contains.
 
 Borders between sequences are crossed by the edges between runs that are neighbours. Without further runs, the gradients
 at both ends of an edge bound the jump on it: a continuous functional whose slope is between those of the ends differs
-by an amount between theirs. Edges that may contain a jump are then searched by bisection, the most suspicious first.
+by an amount between theirs. Edges that may contain a jump are then searched by bisection, the most suspicious first,
+and some at random.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,7 @@ from dae_hybrid.uncertainty.runs import cheapest
 #: runs that are neighbours of one, and directions in which they are near if there are more parameters
 NEIGHBOURS, DIRECTIONS = 8, 5
 #: edges searched for each pair of sequences; limits on the runs for one edge, and for a sample unless a share is more
-MAX_EDGES, MAX_RUNS, LEAST_RUNS, SHARE_OF_RUNS = 4, 60, 400, 0.25
+MAX_EDGES, MAX_RUNS, LEAST_RUNS, SHARE_OF_RUNS = 20, 60, 400, 0.25
 #: bisection of an edge ends at this share of its length
 WIDTH = 1e-5
 #: jumps that are together below this share of the standard deviation of the sample are of no account
@@ -117,7 +119,7 @@ def changes_in(
     is_searched = np.zeros(edges.pairs, dtype=bool)
     budget = Budget(max(LEAST_RUNS, int(SHARE_OF_RUNS * points.values.size)))
     found = list[Change]()
-    for edge in _in_order(edges, is_open):
+    for edge in _in_order(edges, negligible):
         if budget.left < MAX_RUNS:
             break
         i, k = edges.ends[edge]
@@ -170,26 +172,33 @@ def _certain(change: Change, errors: Array) -> Change:
     return replace(change, kind="unresolved", reason="the difference is within the error of the integration")
 
 
-def _in_order(edges: _Edges, is_open: NDArray[np.bool_]) -> Iterator[int]:
-    """Edges in the order of search: for each pair of sequences the most suspicious, one at random, and the next ones.
+def _in_order(edges: _Edges, negligible: float) -> Iterator[int]:
+    """Edges in the order of search: for each pair of sequences alternately the most suspicious and one at random.
 
     The pairs take turns. Those that gradients explain are last, with one edge.
     """
-    rng = np.random.default_rng(0)
-    shuffled = rng.permutation(edges.pair.size)
-    first_random = {int(edges.pair[edge]): int(edge) for edge in shuffled[::-1]}
-    turns = list[list[tuple[float, int]]]([[] for _ in range(MAX_EDGES)])
-    order = np.lexsort((-edges.most, -edges.least, edges.pair))
-    starts = np.searchsorted(edges.pair[order], np.arange(edges.pairs + 1))
-    for pair, is_doubted in enumerate(is_open.tolist()):
-        own = order[starts[pair] : starts[pair + 1]][:MAX_EDGES].tolist()
-        chosen = list(dict.fromkeys([own[0], first_random[pair], *own[1:]]))[:MAX_EDGES] if is_doubted else own[:1]
-        for turn, edge in zip(turns, chosen, strict=False):
-            turn.append((-np.inf if not is_doubted else edges.least[edge], edge))
-    last = [edge for turn in turns for size, edge in turn if size == -np.inf]
+    is_open = edges.most > negligible
+    shuffled = np.random.default_rng(0).permutation(edges.pair.size)
+    by_suspicion = np.lexsort((-edges.most, -edges.least, ~is_open))
+    turns, last = list[list[int]]([[] for _ in range(MAX_EDGES)]), list[int]()
+    own, any_ = (_by_pair(order, edges) for order in (by_suspicion, shuffled[is_open[shuffled]]))
+    for suspicious, random in zip(own, any_, strict=True):
+        if not random.size:
+            last.append(int(suspicious[0]))
+            continue
+        both = np.column_stack([suspicious[: random.size], random]).ravel().tolist()
+        for turn, edge in zip(turns, list(dict.fromkeys(both))[:MAX_EDGES], strict=False):
+            turn.append(edge)
     for turn in turns:
-        yield from (edge for size, edge in sorted(turn, reverse=True) if size > -np.inf)
+        yield from sorted(turn, key=lambda edge: -edges.least[edge])
     yield from last
+
+
+def _by_pair(order: NDArray[np.intp], edges: _Edges) -> list[NDArray[np.intp]]:
+    """The edges of each pair of sequences, in this order."""
+    order = order[np.argsort(edges.pair[order], kind="stable")]
+    starts = np.searchsorted(edges.pair[order], np.arange(edges.pairs + 1))
+    return [order[start:end] for start, end in pairwise(starts.tolist())]
 
 
 def _edges(points: Points) -> _Edges:

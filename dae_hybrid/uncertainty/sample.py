@@ -209,11 +209,12 @@ class MonteCarlo:
         -----
         Jumps are looked for on the lines between runs that are neighbours and have different sequences of events: of
         all runs, or of those in the tail. The gradients at both ends bound the jump on a line without further runs.
-        For each pair of adjacent sequences up to four lines are searched by bisection, the most suspicious and one at
-        random, with at most N / 4 further runs (400 if N is below 1600). If pairs remain, a `DerivativeWarning` names
-        their number; if values beside them differ by more than the gradients explain, the gradient is refused. Jumps
-        that together are below 1 % of the standard deviation may be passed over. `changes` returns what was found. A
-        jump elsewhere on a border, to a sequence that no run has, or within one sequence is not seen.
+        Others are searched by bisection, up to 20 for each pair of adjacent sequences, alternately the most suspicious
+        and one at random, with at most N / 4 further runs (400 if N is below 1600). If pairs remain, a
+        `DerivativeWarning` names their number; if values beside them differ by more than the gradients explain, the
+        gradient is refused. Jumps that together are below 1 % of the standard deviation may be passed over. `changes`
+        returns what was found. A jump on a part of a border that no such line crosses, to a sequence that no run has,
+        or within one sequence is not seen.
         """
         if not isinstance(strict, bool | np.bool_):
             raise OptionError(f"strict must be True or False, got {shown(strict)}.")

@@ -79,11 +79,15 @@ def test_standard_errors_of_small_replicates(n: int, replicates: int) -> None:
         dh.monte_carlo(system, SPAN, inputs, n, replicates=replicates, sampler="random", seed=seed)
         for seed in range(60)
     ]  # fmt: skip
-    for of in (lambda s: s.skewness, lambda s: s.std, lambda s: s.cvar(0.95), lambda s: s.quantile(0.9)):
+    claims: list[tuple[Any, float]] = [
+        (lambda s: s.skewness, 1.4), (lambda s: s.std, 1.4), (lambda s: s.cvar(0.95), 1.4),
+        (lambda s: s.quantile(0.9), 2.0),  # a jackknife that omits few runs overstates that of a quantile
+    ]  # fmt: skip
+    for of, most in claims:
         estimates = [of(own) for own in found]
         spread = np.std([own.value for own in estimates], ddof=1)
         claimed = np.sqrt(np.mean([own.standard_error**2 for own in estimates]))
-        assert 0.7 < claimed / spread < 1.5
+        assert 0.7 < claimed / spread < most
     assert np.isnan(found[0].cvar(0.999).standard_error)
     assert np.isnan(found[0].quantile(0.001).standard_error)
 
