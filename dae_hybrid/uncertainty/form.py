@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 from scipy.special import logsumexp, ndtr
@@ -18,7 +18,7 @@ from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.interface.runs import Parameters
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.options import Options, positive_integer
+from dae_hybrid.options import positive_integer
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import align, counted, html
 from dae_hybrid.uncertainty.design_point import (
@@ -36,6 +36,8 @@ from dae_hybrid.uncertainty.monte_carlo import replicate_points
 from dae_hybrid.uncertainty.runs import (
     MAX_FAILED,
     Execution,
+    check_continues,
+    checked_call,
     checked_share,
     refuse_failures,
     scalar_functional,
@@ -181,6 +183,7 @@ class Form:
         """
         state, count, share = self._limit_state, positive_integer("n", n), checked_share(max_failed)
         parts = positive_integer("replicates", replicates)
+        check_continues(store, seed)
         z = replicate_points(state.inputs, count, parts, "sobol", seed)
         centres = np.stack([np.zeros_like(self.u), self.u, *(point.u for point in self.others)])
         each = count // parts
@@ -324,8 +327,7 @@ def form(
     number = isinstance(tolerance, int | float | np.number) and not isinstance(tolerance, bool)
     if not number or not 0 < tolerance < 1:
         raise OptionError(f"tolerance must be a number between 0 and 1, got {shown(tolerance)}.")
-    Options.of(options)
-    call: dict[str, Any] = {"adapter": adapter, **options}
+    call = checked_call(adapter, options)
     wanted, p = system.parameter_indices(wrt), own.design(parameters)
     state = LimitState(system, t_span, own, name, limit, sign, owners(system, {*wanted, *own.indices}), p, call)
     distinct, errors, searches = design_points(state, _starts(len(own), count, seed), float(tolerance), most)
