@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -223,11 +223,11 @@ def sobol_indices(
             raise OptionError(f"{what} must be at least {fewest}, got {number}.")
     confidence, share = check_level("level", level, is_open=True), checked_share(max_failed)
     check_continues(store, seed)
-    states, call = _seeds(seed, 1 + draws), checked_call(adapter, options)
+    states, call = _seeds(seed, draws), checked_call(adapter, options)
     sampled, analysed = (optional(f"SALib.{part}.sobol", "sobol_indices()", "uq") for part in ("sample", "analyze"))
     problem = {"num_vars": len(own), "names": list(own.names), "bounds": [[0.0, 1.0]] * len(own)}
     pairs = bool(second_order)
-    points = sampled.sample(problem, count, calc_second_order=pairs, seed=next(states))
+    points = sampled.sample(problem, count, calc_second_order=pairs, seed=states[0])
     rows = own.table(ndtri(np.clip(points, LEAST, LARGEST)), parameters)
     warn_of_moments(own, 2)
     runs = evaluate(system, t_span, rows, name, None, None, call, Execution(executor, workers, store, progress))
@@ -251,10 +251,10 @@ def sobol_indices(
     )  # fmt: skip
 
 
-def _seeds(given: object, count: int) -> Iterator[int]:
+def _seeds(given: object, count: int) -> list[int]:
     """Seeds for SALib, of the sample and of parts of the bootstrap; not 0, for which it draws from the global state."""
     states = np.random.SeedSequence(checked_seed(given)).generate_state(count)
-    return iter(np.maximum(states, 1).tolist())
+    return [max(1, int(state)) for state in states]
 
 
 def _check_spread(values: Array, system: HybridSystem, name: str, options: Options) -> None:
@@ -285,7 +285,7 @@ def _check_spread(values: Array, system: HybridSystem, name: str, options: Optio
 
 def _analysed(
     analysed: Any, problem: Mapping[str, Any], values: Array, pairs: bool, draws: int, level: float,
-    seeds: Iterator[int],
+    seeds: Sequence[int],
 ) -> dict[str, Array]:  # fmt: skip
     """The indices and their intervals by SALib, in parts of the bootstrap that fit into memory."""
     groups = values.size // (problem["num_vars"] * (1 + pairs) + 2)
@@ -293,9 +293,9 @@ def _analysed(
     sizes = [part.size for part in np.array_split(np.arange(draws), max(1, draws // each))]
     parts = [
         analysed.analyze(
-            problem, values, calc_second_order=pairs, num_resamples=size, conf_level=level, seed=next(seeds)
+            problem, values, calc_second_order=pairs, num_resamples=size, conf_level=level, seed=seed
         )
-        for size in sizes
+        for size, seed in zip(sizes, seeds, strict=False)
     ]  # fmt: skip
     found = {name: np.asarray(value) for name, value in parts[0].items()}
     weights = np.array(sizes) - 1.0
