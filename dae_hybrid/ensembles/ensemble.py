@@ -140,12 +140,15 @@ def ensemble(
         ProgressReport(f"ensemble '{case.system.name}'", progress, EnsembleProgress.in_words) as tell,
     ):
         recipe = Recipe.of(uuid.uuid4().hex, case, layout, is_sent=not team.is_local)
-        campaign = Campaign(team, recipe, layout, given, cancellation)
+        campaign = Campaign(team, recipe, layout, given, cancellation, tell)
         if found is None:
-            length = campaign.chunk_length() if chunk is None else chunk
+            try:
+                length = campaign.chunk_length() if chunk is None else min(chunk, len(given))
+            except StopIteration:  # the length of chunks is unknown: no store
+                return _laid_out(None, case, layout, None, given, len(given))._with(case)
             found = _laid_out(path, case, layout, facts, given, length)
         try:
-            campaign.run(found._table, found._arrays, tell)
+            campaign.run(found._table, found._arrays)
         except EnsembleError as error:
             error.ensemble = found._with(case)
             raise

@@ -51,17 +51,20 @@ class ResultArrays(Protocol):
 
 
 class MemoryArrays:
-    """Arrays in memory."""
+    """Arrays in memory, which is allocated with the first chunk."""
 
     def __init__(self, layout: ResultLayout, given: Array) -> None:
         self.given = given
-        self._arrays = {
-            name: np.full((len(given), *spec.shape), spec.fill, spec.dtype) for name, spec in layout.arrays.items()
+        self._arrays: dict[str, Array] = {
+            name: np.broadcast_to(np.array(spec.fill, spec.dtype), (len(given), *spec.shape))
+            for name, spec in layout.arrays.items()
         }
 
     def write(self, first: int, rows: Mapping[str, Array]) -> None:
         """See `ResultArrays`."""
         for name, values in rows.items():
+            if not self._arrays[name].flags.writeable:
+                self._arrays[name] = self._arrays[name].copy()
             self._arrays[name][first : first + len(values)] = values
 
     def read(self, name: str, first: int = 0, last: int | None = None) -> Array:

@@ -6,13 +6,14 @@ import queue
 import time
 import uuid
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import BrokenExecutor, Future
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dae_hybrid.cancellation import Cancellation
+from dae_hybrid.cancellation import Cancellation, raise_if_cancelled
 from dae_hybrid.ensembles import worker
 from dae_hybrid.ensembles.chunk_table import DONE, LEASE, Chunk, ChunkTable
 from dae_hybrid.ensembles.failures import FailedRun, report_of
@@ -65,65 +66,89 @@ class EnsembleProgress(NamedTuple):
 
 
 class Campaign:
-    """Runs of an ensemble on workers, until all are done or the cancellation asks for an end."""
+    """Runs of an ensemble on workers, until all are done or the cancellation or `tell` asks for an end."""
 
     def __init__(
-        self, workers: Workers, recipe: Recipe, layout: ResultLayout, given: Array, cancellation: Cancellation
-    ) -> None:
+        self, workers: Workers, recipe: Recipe, layout: ResultLayout, given: Array, cancellation: Cancellation,
+        tell: Callable[[EnsembleProgress], object] | None = None,
+    ) -> None:  # fmt: skip
         self._workers, self._recipe, self._layout, self._given = workers, recipe, layout, given
         self._cancellation, self._token = cancellation, uuid.uuid4().hex
         self._flying: dict[Future[Any], Chunk] = {}
         self._landed: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
         self._is_alone = False
-        self._begin = self._checked = time.monotonic()
+        self._tell, self._started = tell, 0
+        self._begin = self._checked = self._due = time.monotonic()
         self._warned: set[tuple[type[Warning], str]] = set()
         self.lost_workers = 0
 
     def chunk_length(self) -> int:
-        """Number of runs of a chunk, from the time of a few runs on a worker."""
+        """Number of runs of a chunk, from the time of a few runs on a worker.
+
+        Raises
+        ------
+        StopIteration
+            The ensemble is ended meanwhile.
+        """
         width, count = self._workers.width, len(self._given)
         most = min(MOST_RUNS, count // (CHUNKS_EACH * width), MOST_BYTES // self._layout.bytes_per_run)
         if most <= 1:
             return 1
         seconds = max(CHUNK_SECONDS, SECONDS_PER_WORKER * width)
         sample = self._given[np.linspace(0, count - 1, min(RUNS_TIMED, count)).astype(int)]
-        future = self._workers.submit(worker.measure, self._recipe, sample, seconds, self._token)
-        future.add_done_callback(self._landed.put)
-        while not self._land():
-            if self._cancellation.is_cancelled:
-                self._workers.cancel(self._token)
-                return 1
-        error = future.exception()
+        future = self._submit(worker.measure, sample, seconds)
+        try:
+            self._wait()
+        except BaseException:
+            self._stop([future])
+            raise
+        error = _error(future)
         if error is None:
-            return int(np.clip(seconds / future.result(), 1, most)) if future.result() else 1
+            return int(np.clip(seconds / future.result(), 1, most))
         if not losses(error):
             raise _typed(error)
-        self._workers.repair()
+        if isinstance(error, BrokenExecutor):
+            self._repair()
         return min(most, DEFAULT_RUNS)
 
-    def run(self, table: ChunkTable, arrays: ResultArrays, tell: Callable[[EnsembleProgress], object] | None) -> None:
+    def run(self, table: ChunkTable, arrays: ResultArrays) -> None:
         """Carry out the chunks that are not done."""
-        started, told, renewed, pause = table.counts()[DONE], 0.0, time.monotonic(), REPORT_SECONDS
+        self._started, renewed = table.counts()[DONE], time.monotonic()
         try:
-            while not self._cancellation.is_cancelled:
+            while True:
+                self._look()
                 self._fill(table)
                 if not self._flying and table.counts()[DONE] == len(self._given):
                     break
                 self._take(table, arrays)
-                now = time.monotonic()
-                if now - renewed > LEASE / 4:
+                if time.monotonic() - renewed > LEASE / 4:
                     table.renew()
-                    renewed = now
-                if tell is not None and now - told > pause:
-                    self._report(table, started, tell)
-                    told = time.monotonic()
-                    pause = max(REPORT_SECONDS, (told - now) / REPORT_SHARE)
-            if tell is not None and not self._cancellation.is_cancelled:
-                self._report(table, started, tell)
+                    renewed = time.monotonic()
+                self._report(table)
+            self._report(table, is_last=True)
         except StopIteration:
-            self._cancellation.cancel()
+            pass
         finally:
             self._end(table)
+
+    def _look(self) -> None:
+        """Raise StopIteration, as `tell` may do, or `Cancelled` for a cancellation that this thread has entered."""
+        raise_if_cancelled()
+        if self._cancellation.is_cancelled:
+            raise StopIteration
+
+    def _submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Call a function on a worker."""
+        future = self._workers.submit(work, self._recipe, *arguments, self._token)
+        future.add_done_callback(self._landed.put)
+        return future
+
+    def _wait(self) -> None:
+        """Wait for a call that is no chunk, while nothing else is in flight."""
+        self._look()
+        while not self._land():
+            self._look()
+            self._report()
 
     def _fill(self, table: ChunkTable) -> None:
         """Hand chunks to the workers; suspects one at a time, when nothing else runs."""
@@ -136,9 +161,7 @@ class Campaign:
             self._is_alone = bool(chunks)
         for chunk in chunks:
             rows = self._given[chunk.first : chunk.last]
-            future = self._workers.submit(worker.run_chunk, self._recipe, rows, chunk.first, self._token)
-            self._flying[future] = chunk
-            future.add_done_callback(self._landed.put)
+            self._flying[self._submit(worker.run_chunk, rows, chunk.first)] = chunk
 
     def _land(self) -> list[Future[Any]]:
         """Wait a moment for calls that have returned."""
@@ -157,58 +180,77 @@ class Campaign:
     def _take(self, table: ChunkTable, arrays: ResultArrays) -> None:
         """Write the results of chunks, mark them as done, and deal with lost workers."""
         landed = self._land()
-        broken = [future for future in landed if isinstance(_error(future), BrokenExecutor)]
-        while broken and len(landed) < len(self._flying):  # an executor breaks with all it holds
+        is_broken = any(isinstance(_error(future), BrokenExecutor) for future in landed)
+        while is_broken and len(landed) < len(self._flying):  # an executor breaks with all it holds
             landed += self._land()
         done: list[tuple[Chunk, list[FailedRun]]] = []
-        errors: list[BaseException] = []
+        errors: list[tuple[Chunk, BaseException]] = []
         for future in landed:
             chunk = self._flying.pop(future)
             error = _error(future)
             if error is not None:
-                errors.append(error)
-                done += self._lose(table, arrays, chunk, error)
+                errors.append((chunk, error))
             elif (result := future.result()) is not None and table.holds(chunk):
                 arrays.write(chunk.first, result.rows)
                 done.append((chunk, result.failures))
                 self._warn(result.warnings)
-        if landed:
-            table.finish(done)
-            self._is_alone = False
-        if broken:
-            self._workers.repair()
-        for error in errors:
+        if not landed:
+            return
+        table.finish(done)
+        if is_broken:
+            self._repair()
+        for chunk, error in errors:
+            if losses(error):
+                self._lose(table, arrays, chunk, error)
+        self._is_alone = False
+        for _, error in errors:
             if not losses(error):
                 raise _typed(error)
 
-    def _lose(
-        self, table: ChunkTable, arrays: ResultArrays, chunk: Chunk, error: BaseException
-    ) -> list[tuple[Chunk, list[FailedRun]]]:
-        """Put a chunk back whose worker was lost; return it if it is given up."""
-        if not losses(error):
-            return []
+    def _repair(self) -> None:
+        """Replace a broken executor; chunks are to blame only if the new one can work."""
+        self._workers.repair()
+        future = self._submit(worker.nothing)
+        self._wait()
+        if (error := _error(future)) is not None:
+            raise EnsembleError(
+                f"The executor breaks before it runs a chunk: {type(error).__name__}: {error}",
+                remedy="See what its workers write to the terminal. Their initializer may fail, or a script that "
+                "starts processes may lack 'if __name__ == \"__main__\":'.",
+            )
+
+    def _lose(self, table: ChunkTable, arrays: ResultArrays, chunk: Chunk, error: BaseException) -> None:
+        """Put a chunk back whose worker was lost, or give it up."""
         self.lost_workers += 1
         text = f"{type(error).__name__}: {str(error).partition('. ')[0]}"
-        if not table.lose(chunk, text, losses(error), is_certain=self._workers.is_exact or self._is_alone):
-            return []
+        # memory is shared: another chunk may have taken it
+        is_certain = self._is_alone or (self._workers.is_exact and not isinstance(error, MemoryError))
+        if not table.lose(chunk, text, losses(error), is_certain=is_certain):
+            return
         arrays.write(chunk.first, failed_rows(self._layout, 1))
         reason = WorkerLostError(
             f"The worker was lost each time it ran this parameter set. {text}",
             remedy="Run it by itself in a process that may end: its memory or its compiled code has failed.",
         )
-        return [(chunk, [FailedRun(chunk.first, report_of(reason))])]
+        table.finish([(chunk, [FailedRun(chunk.first, report_of(reason))])])
+
+    def _stop(self, futures: Collection[Future[Any]]) -> None:
+        """Cancel calls, and wait for those that run."""
+        self._workers.cancel(self._token)
+        with suppress(Exception):  # of a lost connection
+            for future in futures:
+                future.cancel()
+        patient_until = time.monotonic() + PATIENCE
+        while not all(future.done() for future in futures) and time.monotonic() < patient_until:
+            time.sleep(POLL_SECONDS / 10)
 
     def _end(self, table: ChunkTable) -> None:
         """Cancel what runs, and return the chunks that are not done."""
-        if self._flying:
-            self._workers.cancel(self._token)
-            for future in self._flying:
-                future.cancel()
-            patient_until = time.monotonic() + PATIENCE
-            while self._flying and time.monotonic() < patient_until:
-                for future in self._land():
-                    self._flying.pop(future, None)
-        table.release()
+        try:
+            if self._flying:
+                self._stop(self._flying)
+        finally:
+            table.release()
 
     def _warn(self, found: list[tuple[type[Warning], str]]) -> None:
         """Issue the warnings of other processes, each once."""
@@ -217,11 +259,17 @@ class Campaign:
                 self._warned.add((category, text))
                 warnings.warn(text, category, stacklevel=5)
 
-    def _report(self, table: ChunkTable, started: int, tell: Callable[[EnsembleProgress], object]) -> None:
-        done, seconds = table.counts()[DONE], time.monotonic() - self._begin
-        left = len(self._given) - done
-        remaining = left * seconds / (done - started) if done > started else 0.0 if not left else np.nan
-        tell(EnsembleProgress(done, table.n_failures(), len(self._given), self.lost_workers, seconds, remaining))
+    def _report(self, table: ChunkTable | None = None, *, is_last: bool = False) -> None:
+        """Report the state if it is time to."""
+        now = time.monotonic()
+        if self._tell is None or (now < self._due and not is_last):
+            return
+        done, failed = (0, 0) if table is None else (table.counts()[DONE], table.n_failures())
+        left, seconds, new = len(self._given) - done, now - self._begin, done - self._started
+        remaining = left * seconds / new if new else 0.0 if not left else np.nan
+        self._tell(EnsembleProgress(done, failed, len(self._given), self.lost_workers, seconds, remaining))
+        spent = time.monotonic() - now
+        self._due = now + spent + max(REPORT_SECONDS, spent / REPORT_SHARE)
 
 
 def _error(future: Future[Any]) -> BaseException | None:

@@ -107,6 +107,10 @@ def measure(recipe: Recipe, given: Array, seconds: float, token: str) -> float |
     return (time.perf_counter() - begin) / done
 
 
+def nothing(recipe: Recipe, token: str) -> None:
+    """Return: the worker works."""
+
+
 def cancel(token: str) -> None:
     """Cancel the chunks of a token, those that run here and those that come."""
     _cancellation(token).cancel()
@@ -165,6 +169,8 @@ def _carry_out(
     """Return rows and failures; an exception of the model's own code concerns the run in which it is raised."""
     try:
         found = Batch.of(case, given, carry_out(case, given, 1, cancellation), 1)
+    except MemoryError:  # concerns the worker, which counts as lost
+        raise
     except Exception as error:
         if len(given) > 1:
             parts = [_carry_out(case, layout, row[None], first + i, cancellation) for i, row in enumerate(given)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 import time
 import warnings
@@ -14,10 +15,13 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid.cancellation import Cancellation
+from dae_hybrid.cancellation import Cancellation, Cancelled
 from dae_hybrid.ensembles import worker
-from dae_hybrid.ensembles.scheduling import EnsembleProgress
+from dae_hybrid.ensembles.chunk_table import RUNNING
+from dae_hybrid.ensembles.scheduling import Campaign, EnsembleProgress
 
+#: a call whose runs take for ever
+LASTING = {"max_step": 1e-9, "max_steps": 10**12, "method": "erk"}
 OPTIONS = {"rtol": 1e-8, "atol": 1e-11}
 COUNT = 60
 pool = partial(ProcessPoolExecutor, 2, get_context("spawn"))
@@ -122,8 +126,10 @@ def test_progress_reports_and_may_end_it(stiff: dh.HybridSystem, tmp_path) -> No
             raise StopIteration
 
     call = {"parameters": {"k": np.linspace(1, 2, 300)}, "chunk": 1, "max_step": 2e-5, "store": tmp_path / "store"}
-    found = dh.ensemble(stiff, (0, 1), workers=1, progress=tell, **call)
+    stop = Cancellation()
+    found = dh.ensemble(stiff, (0, 1), workers=1, progress=tell, cancellation=stop, **call)
     assert not found.complete
+    assert not stop.is_cancelled  # it may end other calls
     assert 2 < found.done.sum() < 300
     assert found.done.sum() >= seen[-1].done
     assert np.isnan(found.values[~found.done]).all()
@@ -135,10 +141,23 @@ def test_progress_reports_and_may_end_it(stiff: dh.HybridSystem, tmp_path) -> No
     assert seen[-1].remaining == 0.0
 
 
+def test_progress_is_reported_and_ends_it_while_runs_are_timed(stiff: dh.HybridSystem) -> None:
+    seen: list[EnsembleProgress] = []
+
+    def tell(state: EnsembleProgress) -> None:
+        seen.append(state)
+        if len(seen) > 1:
+            raise StopIteration
+
+    found = dh.ensemble(stiff, (0, 1), parameters={"k": np.ones(100)}, progress=tell, **LASTING)
+    assert not found.done.any()
+    assert [own[:3] for own in seen] == [(0, 0, 100)] * 2
+
+
 @pytest.mark.parametrize("executor", ["threads", "processes", "pools"])
 def test_cancellation_reaches_running_chunks(stiff: dh.HybridSystem, executor: str) -> None:
     stop, began = Cancellation(), threading.Event()
-    lasting = {"max_step": 1e-9, "max_steps": 10**12, "method": "erk", "parameters": {"k": [1.0, 2.0, 3.0]}}
+    lasting = {"parameters": {"k": [1.0, 2.0, 3.0]}, **LASTING}
 
     def cancel() -> None:
         began.wait(60.0)
@@ -165,11 +184,29 @@ def test_cancellation_reaches_the_runs_that_are_timed_before_there_is_a_store(st
     timer = threading.Timer(2.0, stop.cancel)
     timer.start()
     path = tmp_path / "new" / "store"
-    lasting = {"max_step": 1e-9, "max_steps": 10**12, "method": "erk", "parameters": {"k": np.ones(100)}}
-    found = dh.ensemble(stiff, (0, 1), executor=pool, cancellation=stop, store=path, **lasting)
+    call = {"parameters": {"k": np.ones(100)}, **LASTING}
+    found = dh.ensemble(stiff, (0, 1), executor=pool, cancellation=stop, store=path, **call)
     timer.join()
     assert not found.done.any()
-    assert [own.name for own in path.parent.iterdir()] == ["store"]
+    assert np.isnan(found.values).all()
+    assert list(path.parent.iterdir()) == []  # the length of its chunks would be a guess, for good
+
+
+@pytest.mark.parametrize("count", [3, 100], ids=["in chunks", "while runs are timed"])
+def test_a_cancellation_that_is_entered_ends_it(stiff: dh.HybridSystem, count: int) -> None:
+    with Cancellation() as stop:
+        threading.Timer(1.0, stop.cancel).start()
+        with pytest.raises(Cancelled):
+            dh.ensemble(stiff, (0, 1), parameters={"k": np.ones(count)}, **LASTING)
+
+
+@pytest.mark.parametrize("executor", ["threads", "pools"])
+def test_ctrl_c_stops_the_runs_that_are_timed(stiff: dh.HybridSystem, executor: str) -> None:
+    threading.Timer(2.0, _thread.interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        dh.ensemble(stiff, (0, 1), executor=EXECUTORS[executor], parameters={"k": np.ones(100)}, **LASTING)
+    time.sleep(1.0)
+    assert not [own.name for own in threading.enumerate() if own.name.startswith("ensemble")]
 
 
 def test_an_ensemble_that_is_cancelled_at_the_start_has_no_results(stiff: dh.HybridSystem) -> None:
@@ -285,6 +322,17 @@ def test_ctrl_c_ends_it(stiff: dh.HybridSystem, tmp_path) -> None:
     with pytest.raises(dh.OptionError, match="without their model"):
         so_far.single(0)
     assert dh.ensemble(stiff, (0, 1), **call).complete
+
+
+def test_a_second_ctrl_c_leaves_no_claims(stiff: dh.HybridSystem, tmp_path, monkeypatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    call = {"parameters": {"k": np.linspace(1, 2, 30)}, "max_step": 1e-4, "chunk": 3, "store": tmp_path / "store"}
+    monkeypatch.setattr(Campaign, "_stop", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        dh.ensemble(stiff, (0, 1), progress=interrupt, **call)
+    assert RUNNING not in {state for _, _, state, *_ in dh.Ensemble.open(tmp_path / "store")._table.chunks()}
 
 
 def test_nothing_is_warned_of_and_no_thread_stays(balls: dh.HybridSystem, table: dict) -> None:

@@ -8,13 +8,14 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import deadly
 import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid.ensembles import process, workers
+from dae_hybrid.ensembles import process, worker, workers
 
 SPAN = (0, 3)
 COUNT, KILLERS = 24, (5,)
@@ -73,6 +74,37 @@ def test_a_set_that_kills_a_pool_is_found(system: dh.HybridSystem, expected: np.
     check(dh.ensemble(system, SPAN, parameters=given, executor=pool, chunk=4, **DEADLY), expected[:12])
 
 
+def test_an_executor_that_never_works_is_refused(system: dh.HybridSystem, tmp_path: Path) -> None:
+    """No set of parameters is to blame, in the store neither."""
+    pool = partial(ProcessPoolExecutor, 1, get_context("forkserver"), deadly.unlicensed)
+    call = {"parameters": {"k": [0.5, 1.0]}, "chunk": 1, "store": tmp_path / "store", **DEADLY}
+    with pytest.raises(dh.EnsembleError, match="breaks before it runs a chunk: BrokenProcessPool") as caught:
+        dh.ensemble(system, SPAN, executor=pool, **call)
+    assert caught.value.ensemble is not None
+    assert caught.value.ensemble.statistics["lost"] == 0
+    assert dh.ensemble(system, SPAN, **call).ok.all()
+
+
+def test_a_worker_without_memory_counts_as_lost(system: dh.HybridSystem, monkeypatch) -> None:
+    """A chunk runs again; a run that never has enough memory is given up."""
+    carry_out, short, reports = worker.carry_out, [3], []
+
+    def limited(case: Any, given: np.ndarray, *others: Any) -> Any:
+        if short[0] or (given[:, 0] > 1.9).any():
+            short[0] = max(0, short[0] - 1)
+            raise MemoryError("Unable to allocate 1 GiB")
+        return carry_out(case, given, *others)
+
+    monkeypatch.setattr(worker, "carry_out", limited)
+    call = {"parameters": harmless(), "chunk": 8, "workers": 1, **DEADLY}
+    found = dh.ensemble(system, SPAN, progress=reports.append, **call)
+    assert reports[-1].lost_workers > 3
+    assert [own.run for own in found.failures] == np.flatnonzero(harmless()["k"] > 1.9).tolist()
+    for own in found.failures:
+        assert isinstance(own.error, dh.WorkerLostError)
+        assert "Unable to allocate" in own.error.message
+
+
 def test_an_executor_that_cannot_be_replaced_is_given_up(system: dh.HybridSystem, tmp_path: Path) -> None:
     call = {"parameters": parameters(), "chunk": 4, "store": tmp_path / "store", **DEADLY}
     with (
@@ -121,17 +153,17 @@ def test_processes_that_cannot_start_are_told(system: dh.HybridSystem, monkeypat
 
 
 def test_processes_end_with_their_client(system: dh.HybridSystem) -> None:
-    worker = process.WorkerProcess()
-    assert worker.run(os.getpid) != os.getpid()
-    child = worker._process
+    own = process.WorkerProcess()
+    assert own.run(os.getpid) != os.getpid()
+    child = own._process
     assert child is not None
     assert child.stdin is not None
     child.stdin.close()  # as the system does when a client is killed
     assert child.wait(10.0) == 0
-    worker.kill()
+    own.kill()
 
 
 def test_what_a_worker_prints_is_no_result() -> None:
-    worker = process.WorkerProcess()
-    assert worker.run(deadly.noisy) == "result"
-    worker.kill()
+    own = process.WorkerProcess()
+    assert own.run(deadly.noisy) == "result"
+    own.kill()

@@ -34,6 +34,11 @@ def preconditioner(matrix: csc_array) -> Callable[[Any], ArrayLike]:
     return splu(matrix).solve
 
 
+def unlicensed() -> None:
+    """Initialise a worker in vain."""
+    raise RuntimeError("no licence")
+
+
 def noisy() -> str:
     """Write to the standard output, by Python and past it."""
     sys.stdout.write("by Python\n")
