@@ -26,6 +26,8 @@ MAX_LOSSES = 2
 TIMEOUT = 60.0
 #: states of a chunk; a suspect may have killed a worker, and runs while nothing else does
 WAITING, RUNNING, SUSPECT, DONE = "waiting", "running", "suspect", "done"
+#: owners of claims whose campaigns run in this process
+_running: set[str] = set()
 SCHEMA = """
 create table chunks (
     first integer primary key, last integer not null, block integer not null, state text not null,
@@ -122,6 +124,7 @@ class ChunkTable:
         return self._claim(SUSPECT, 1)
 
     def _claim(self, state: str, most: int) -> list[Chunk]:
+        _running.add(self.owner)
         with self._transaction() as db:
             self._release_abandoned(db)
             rows = db.execute(
@@ -154,7 +157,8 @@ class ChunkTable:
             )
 
     def release(self) -> None:
-        """Return all running chunks of this client."""
+        """Return all running chunks of this client, which ends; others may claim them even if this fails."""
+        _running.discard(self.owner)
         with self._transaction() as db:
             db.execute(
                 "update chunks set state = ?, owner = null where state = ? and owner = ?",
@@ -177,7 +181,10 @@ class ChunkTable:
         with self._transaction() as db:
             for chunk, failures in chunks:
                 self._store(db, failures)
-                db.execute("update chunks set state = ?, owner = null where first = ?", (DONE, chunk.first))
+                db.execute(
+                    "update chunks set state = ?, owner = null where first = ? and last = ? and owner = ?",
+                    (DONE, chunk.first, chunk.last, self.owner),
+                )
 
     def lose(self, chunk: Chunk, error: str, losses: int, *, is_certain: bool) -> bool:
         """Record that workers were lost with a chunk; return whether its single run is to be given up.
@@ -278,10 +285,12 @@ def _address(path: Path | None, is_read_only: bool) -> str:
 
 
 def _has_ended(owner: str) -> bool:
-    """Whether a client was a process of this machine that has ended."""
+    """Whether a client was a process of this machine, or a call in this process, that has ended."""
     host, pid, _ = owner.rsplit(":", 2)
     if host != socket.gethostname():
         return False
+    if int(pid) == os.getpid():
+        return owner not in _running
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:

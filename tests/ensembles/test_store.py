@@ -10,6 +10,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid.ensembles import chunk_table, identity
+from dae_hybrid.ensembles import chunk_table, identity, scheduling
 from dae_hybrid.ensembles.chunk_table import DONE, RUNNING, ChunkTable
 from dae_hybrid.ensembles.result import ARRAYS, TABLE
 from dae_hybrid.ensembles.results_store import ZarrArrays
@@ -137,6 +138,12 @@ def test_a_killed_client_loses_nothing_that_was_done(
     assert found.complete
     assert kept == {own: own.stat().st_mtime_ns for own in done}
     assert files(path) == files(whole)
+
+
+def test_files_are_no_longer_than_the_ensemble(system: dh.HybridSystem, tmp_path: Path) -> None:
+    call = {"parameters": {"k": [1.0, 2.0, 3.0]}, "chunk": 10**6}
+    assert dh.ensemble(system, (0, 1), store=tmp_path / "store", **call).complete
+    assert sum(own.stat().st_size for own in tmp_path.rglob("c/*/0")) < 1000
 
 
 def test_two_clients_share_a_store(whole: Path, tmp_path: Path) -> None:
@@ -310,6 +317,7 @@ def test_a_full_disk_loses_nothing(system: dh.HybridSystem, whole: Path, tmp_pat
             self.array[key] = value
 
     def limited(self: ZarrArrays, first: int, rows: Any) -> None:
+        time.sleep(0.3)  # until several chunks have landed
         arrays = self._arrays
         self._arrays = {name: Full(array) for name, array in arrays.items()}
         try:
@@ -319,8 +327,11 @@ def test_a_full_disk_loses_nothing(system: dh.HybridSystem, whole: Path, tmp_pat
 
     with monkeypatch.context() as patch:
         patch.setattr(ZarrArrays, "write", limited)
+        patch.setattr(scheduling, "PATIENCE", 120.0)
+        begin = time.monotonic()
         with pytest.raises(dh.StoreError, match="No space left") as caught:
             dh.ensemble(system, (0, 1), store=path, **client.CALL)
+        assert time.monotonic() - begin < 60.0  # chunks that have landed are not waited for
     assert caught.value.ensemble is not None
     assert caught.value.ensemble.done.sum() in (3, 6)  # four arrays per chunk, and the fifth write fails
     assert dh.ensemble(system, (0, 1), store=path, **client.CALL).complete
@@ -371,6 +382,19 @@ def test_leases_of_living_clients_are_kept_and_of_silent_ones_expire(tmp_path: P
     assert [(own.first, own.last) for own in one.claim(5)] == [(0, 5)]
     assert not other.holds(held[0])
     one.close()
+    other.close()
+
+
+def test_claims_of_an_ended_call_of_this_process_are_free(tmp_path: Path) -> None:
+    one, other = ChunkTable(tmp_path / "table"), ChunkTable(tmp_path / "table")
+    one.lay_out(10, 5)
+    assert one.claim(1)
+    assert len(other.claim(5)) == 1
+    other.release()
+    one.close()
+    with pytest.raises(dh.StoreError):  # as on a full disk
+        one.release()
+    assert len(other.claim(5)) == 2
     other.close()
 
 
