@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from dae_hybrid.ensembles.failures import FailedRun
 from dae_hybrid.ensembles.results_store import REMEDY, REMOVE
-from dae_hybrid.errors import StoreError
+from dae_hybrid.errors import StoreError, WorkerLostError
 
 #: seconds after which another client may take over the chunks of one that is no longer heard of
 LEASE = 60.0
@@ -211,6 +211,19 @@ class ChunkTable:
                     (last, chunk.last, state, attempts, error, chunk.first),
                 )
         return False
+
+    def retry_lost(self) -> list[int]:
+        """Let the runs wait again that were given up because their workers were lost; return their numbers."""
+        with self._transaction() as db:
+            lost = db.execute(
+                "select run from failures where json_extract(report, '$.kind') = ?", (WorkerLostError.__name__,)
+            ).fetchall()
+            db.executemany("delete from failures where run = ?", lost)
+            db.executemany(
+                "update chunks set state = ?, attempts = 0, error = null where first = ?",
+                ((WAITING, *row) for row in lost),  # each is a chunk of its own
+            )
+        return [run for (run,) in lost]
 
     def _store(self, db: sqlite3.Connection, failures: Sequence[FailedRun]) -> None:
         db.executemany(

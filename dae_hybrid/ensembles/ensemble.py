@@ -49,6 +49,7 @@ def ensemble(
     workers: int | None = None,
     store: str | os.PathLike[str] | None = None,
     chunk: int | None = None,
+    retry_lost: bool = False,
     progress: bool | Callable[[EnsembleProgress], object] = False,
     cancellation: Cancellation | None = None,
     adapter: str = "sundials",
@@ -81,6 +82,8 @@ def ensemble(
         Directory of the results, created if it does not exist. By default results are in memory.
     chunk : int, optional
         Runs per chunk; by default chosen from the time of a few runs. A store keeps its own.
+    retry_lost : bool
+        Whether runs of the store that failed with a `WorkerLostError` run again.
     progress : bool or callable
         True shows a line on the terminal. A function receives an `EnsembleProgress` several times per second; if it
         raises StopIteration, the ensemble ends with the results so far.
@@ -123,6 +126,8 @@ def ensemble(
     ((100, 1), (100, 1, 1), True, 0)
     """
     _check_choices(chunk, progress, cancellation)
+    if retry_lost and store is None:
+        raise OptionError("retry_lost= is for the runs of a store, and store= is not given.")
     case, given = checked_table(
         system, t_span, parameters, x0, functional=functional, gradient=gradient, wrt=wrt, t_eval=t_eval,
         adapter=adapter, strict=strict, duality=duality, options=options,
@@ -132,6 +137,10 @@ def ensemble(
     path = None if store is None else store_path(store)
     facts = None if path is None else identity(case, strict, duality) | {"outputs": list(layout.outputs.names)}
     found = None if path is None or facts is None else _opened(path, facts, given)
+    if found is not None and path is not None and retry_lost:
+        found = Ensemble._opened(path, is_read_only=False)
+        for run in found._table.retry_lost():
+            found._arrays.write(run, layout.empty_rows(1))
     if found is not None and found.complete:
         return found._with(case)
     cancellation = Cancellation() if cancellation is None else cancellation

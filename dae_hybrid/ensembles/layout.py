@@ -138,6 +138,10 @@ class ResultLayout:
         found["counts"] = ArraySpec((len(COUNTS),), "i8", 0, ("count",))
         return {name: spec for name, spec in found.items() if spec.bytes_per_run}
 
+    def empty_rows(self, count: int) -> dict[str, Array]:
+        """Return rows of the arrays before their runs."""
+        return {name: np.full((count, *spec.shape), spec.fill, spec.dtype) for name, spec in self.arrays.items()}
+
     @property
     def bytes_per_run(self) -> int:
         """Bytes of the results of one run."""

@@ -183,9 +183,7 @@ def _carry_out(
 
 def failed_rows(layout: ResultLayout, count: int) -> dict[str, Array]:
     """Rows of runs without results."""
-    rows: dict[str, Array] = {
-        name: np.full((count, *spec.shape), spec.fill, spec.dtype) for name, spec in layout.arrays.items()
-    }
+    rows = layout.empty_rows(count)
     rows["counts"][:, STATUS] = FAILED
     return rows
 

@@ -264,13 +264,14 @@ def test_names_given_twice_are_refused(balls: dh.HybridSystem) -> None:
         ({"workers": 0}, "workers"),
         ({"workers": True}, "workers"),
         ({"chunk": 0}, "chunk"),
+        ({"retry_lost": True}, "store="),
         ({"progress": 3}, "progress"),
         ({"cancellation": threading.Event()}, "cancellation"),
         ({"outputs": "h"}, "t_eval"),
         ({"outputs": "q", "t_eval": [1.0]}, "'q'"),
         ({"keep": "all"}, "keep"),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_bad_arguments_are_refused(balls: dh.HybridSystem, given: dict, text: str) -> None:
     with pytest.raises(dh.OptionError, match=text):

@@ -54,7 +54,9 @@ def check(found: dh.Ensemble, expected: np.ndarray) -> None:
     np.testing.assert_array_equal(found.values, expected)
 
 
-def test_a_set_that_kills_its_process_is_found(system: dh.HybridSystem, expected: np.ndarray, tmp_path: Path) -> None:
+def test_a_set_that_kills_its_process_is_found_and_runs_again_if_asked(
+    system: dh.HybridSystem, expected: np.ndarray, tmp_path: Path, monkeypatch
+) -> None:
     lost = []
     found = dh.ensemble(
         system, SPAN, parameters=parameters(), executor="processes", workers=2, chunk=8, store=tmp_path / "store",
@@ -64,6 +66,13 @@ def test_a_set_that_kills_its_process_is_found(system: dh.HybridSystem, expected
     assert "SIGKILL" in found.failures[0].error.message
     assert lost[-1] == 2 + 3  # twice by eight runs, then by four, two, and one
     check(dh.Ensemble.open(tmp_path / "store"), expected)
+    call = {"parameters": parameters(), "store": tmp_path / "store", **DEADLY}
+    check(dh.ensemble(system, SPAN, **call), expected)
+    monkeypatch.setattr(deadly.os, "kill", lambda *_: None)  # a machine on which nothing dies
+    again = dh.ensemble(system, SPAN, retry_lost=True, **call)
+    assert again.ok.all()
+    assert np.isfinite(again.values).all()
+    assert not again.failures
 
 
 @pytest.mark.slow
