@@ -9,9 +9,9 @@ import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from threading import Lock
-from typing import NamedTuple
+from contextlib import ExitStack, contextmanager
+from threading import Lock, get_ident
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -190,12 +190,51 @@ def failed_rows(layout: ResultLayout, count: int) -> dict[str, Array]:
 
 @contextmanager
 def _collected(recipe: Recipe) -> Iterator[list[tuple[type[Warning], str]]]:
-    """Collect the warnings of a process that is not the client's, whose user would not see them."""
-    seen: list[tuple[type[Warning], str]] = []
+    """Collect the warnings of this thread in a process that is not the client's, whose user would not see them."""
+    seen: dict[tuple[type[Warning], str], None] = {}
+    found: list[tuple[type[Warning], str]] = []
     if recipe.client == _this_process():
-        yield seen
+        yield found
         return
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield seen
-    seen += dict.fromkeys((own.category, str(own.message)) for own in caught)
+    _collector.begin(seen)
+    try:
+        yield found
+    finally:
+        _collector.end()
+    found += seen
+
+
+class _Collector:
+    """Sort the warnings of a process by thread while any thread collects them.
+
+    The state of the module `warnings` belongs to the process: threads share one `warnings.catch_warnings`.
+    """
+
+    def __init__(self) -> None:
+        self._threads: dict[int, dict[tuple[type[Warning], str], None]] = {}
+        self._restore = ExitStack()
+
+    def begin(self, seen: dict[tuple[type[Warning], str], None]) -> None:
+        """Collect the warnings of this thread."""
+        with _lock:
+            if not self._threads:
+                self._restore.enter_context(warnings.catch_warnings())
+                warnings.simplefilter("always")
+                self._show, warnings.showwarning = warnings.showwarning, self._take
+            self._threads[get_ident()] = seen
+
+    def end(self) -> None:
+        """Leave the warnings of this thread to the process."""
+        with _lock:
+            del self._threads[get_ident()]
+            if not self._threads:
+                self._restore.close()
+
+    def _take(self, message: Warning | str, category: type[Warning], *where: Any, **named: Any) -> None:
+        if (seen := self._threads.get(get_ident())) is not None:
+            seen[category, str(message)] = None
+        else:
+            self._show(message, category, *where, **named)
+
+
+_collector = _Collector()

@@ -228,6 +228,29 @@ def test_warnings_of_processes_arrive(balls: dh.HybridSystem) -> None:
     assert {str(own.message) for own in found} == {str(own.message) for own in direct}
 
 
+def test_threads_of_a_worker_collect_their_own_warnings(stiff: dh.HybridSystem, monkeypatch) -> None:
+    """As two threads of a Dask worker do, the first of which ends first."""
+    barrier = threading.Barrier(2)
+
+    def carry_out(case: object, given: np.ndarray, *_: object) -> None:
+        barrier.wait(20.0)
+        if given[0, 0] == 2.0:
+            time.sleep(0.5)
+        warnings.warn(f"of {given[0, 0]}", UserWarning, stacklevel=1)
+        raise ZeroDivisionError
+
+    found = dh.ensemble(stiff, (0, 1), parameters={"k": [1.0]})
+    monkeypatch.setattr(worker, "carry_out", carry_out)
+    recipe = worker.Recipe("key", "another process", (found._case, found.layout), {}, native=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        before = (warnings.showwarning, warnings._showwarnmsg_impl, warnings.filters[:])
+        with ThreadPoolExecutor(2) as own:
+            chunks = [own.submit(worker.run_chunk, recipe, np.array([[k]]), 0, "token") for k in (1.0, 2.0)]
+        assert (warnings.showwarning, warnings._showwarnmsg_impl, warnings.filters[:]) == before
+    assert [own.result().warnings for own in chunks] == [[(UserWarning, "of 1.0")], [(UserWarning, "of 2.0")]]
+
+
 BAD = {
     "NaN": ({"e": [0.8, np.nan]}, dh.ParameterError, "row 1, 'e'"),
     "an unknown column": ({"f": [0.8]}, dh.ParameterError, "'f'"),
