@@ -19,7 +19,7 @@ from dae_hybrid.ensembles.chunk_table import DONE, LEASE, Chunk, ChunkTable
 from dae_hybrid.ensembles.failures import FailedRun, report_of
 from dae_hybrid.ensembles.layout import ResultLayout
 from dae_hybrid.ensembles.results_store import ResultArrays
-from dae_hybrid.ensembles.worker import Recipe, failed_rows
+from dae_hybrid.ensembles.worker import ChunkResult, Recipe, failed_rows
 from dae_hybrid.ensembles.workers import REMEDY, Workers, is_disconnected, losses
 from dae_hybrid.errors import DaeHybridError, EnsembleError, WorkerLostError
 from dae_hybrid.numerics.arrays import Array
@@ -34,6 +34,8 @@ CHUNKS_EACH, MOST_RUNS, MOST_BYTES = 4, 10_000, 2**24
 RUNS_TIMED, DEFAULT_RUNS = 32, 16
 #: seconds between looks at the cancellation, reports, and checks of the workers, and patience with cancelled chunks
 POLL_SECONDS, REPORT_SECONDS, CHECK_SECONDS, PATIENCE = 0.1, 0.2, 5.0, 10.0
+#: seconds in which a result must arrive that a worker has
+RESULT_SECONDS = 60.0
 #: largest part of the time that reports take: of a million chunks each takes 0.3 s
 REPORT_SHARE = 0.05
 
@@ -102,9 +104,9 @@ class Campaign:
         except BaseException:
             self._stop([future])
             raise
-        error = _error(future)
+        found, error = _outcome(future)
         if error is None:
-            return int(np.clip(seconds / future.result(), 1, most))
+            return int(np.clip(seconds / found, 1, most))
         if not losses(error):
             raise _typed(error)
         if isinstance(error, BrokenExecutor):
@@ -179,24 +181,27 @@ class Campaign:
 
     def _take(self, table: ChunkTable, arrays: ResultArrays) -> None:
         """Write the results of chunks, mark them as done, and deal with lost workers."""
-        landed = self._land()
-        is_broken = any(isinstance(_error(future), BrokenExecutor) for future in landed)
-        while is_broken and len(landed) < len(self._flying):  # an executor breaks with all it holds
-            landed += self._land()
-        done: list[tuple[Chunk, list[FailedRun]]] = []
+        results: list[tuple[Chunk, ChunkResult]] = []
         errors: list[tuple[Chunk, BaseException]] = []
-        for future in landed:
-            chunk = self._flying.pop(future)
-            error = _error(future)
-            if error is not None:
-                errors.append((chunk, error))
-            elif (result := future.result()) is not None and table.holds(chunk):
-                arrays.write(chunk.first, result.rows)
-                done.append((chunk, result.failures))
-                self._warn(result.warnings)
-        if not landed:
+        is_broken = False
+        while True:
+            for future in self._land():
+                result, error = _outcome(future)
+                chunk = self._flying.pop(future)
+                if error is not None:
+                    errors.append((chunk, error))
+                    is_broken |= isinstance(error, BrokenExecutor)
+                elif result is not None:
+                    results.append((chunk, result))
+            if not (is_broken and self._flying):  # an executor breaks with all it holds
+                break
+        if not results and not errors:
             return
-        table.finish(done)
+        held = [(chunk, result) for chunk, result in results if table.holds(chunk)]
+        for chunk, result in held:
+            arrays.write(chunk.first, result.rows)
+            self._warn(result.warnings)
+        table.finish([(chunk, result.failures) for chunk, result in held])
         if is_broken:
             self._repair()
         for chunk, error in errors:
@@ -212,7 +217,8 @@ class Campaign:
         self._workers.repair()
         future = self._submit(worker.nothing)
         self._wait()
-        if (error := _error(future)) is not None:
+        _, error = _outcome(future)
+        if error is not None:
             raise EnsembleError(
                 f"The executor breaks before it runs a chunk: {type(error).__name__}: {error}",
                 remedy="See what its workers write to the terminal. Their initializer may fail, or a script that "
@@ -272,13 +278,14 @@ class Campaign:
         self._due = now + spent + max(REPORT_SECONDS, spent / REPORT_SHARE)
 
 
-def _error(future: Future[Any]) -> BaseException | None:
+def _outcome(future: Future[Any]) -> tuple[Any, BaseException | None]:
+    """Result and error of a call that has returned; Dask fetches the result."""
     try:
-        return future.exception()
-    except BaseException as error:  # of a cancelled future
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        return error
+        return future.result(RESULT_SECONDS), None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return None, error
 
 
 def _typed(error: BaseException) -> BaseException:

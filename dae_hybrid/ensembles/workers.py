@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import time
 import uuid
@@ -28,12 +29,12 @@ from dae_hybrid.trajectory.datasets import optional
 type ExecutorLike = Executor | Callable[[], Executor] | str | Any
 #: seconds between looks at the file that cancels chunks in other processes
 POLL_SECONDS = 0.1
-#: seconds to wait for the connection to a scheduler, and for workers of a cluster that has none
-CONNECT_SECONDS, WORKERLESS_SECONDS = 10.0, 120.0
+#: seconds to wait for a scheduler, and for workers of a cluster that has none
+SCHEDULER_SECONDS, WORKERLESS_SECONDS = 10.0, 120.0
 REMEDY = "With store=, the same call continues from the chunks that are done, on any executor."
 LEGAL = (
-    "'threads', 'processes', the address of a Dask scheduler such as 'tcp://host:8786', a distributed.Client, a "
-    "concurrent.futures.Executor, or a function that creates one"
+    "'threads', 'processes', the address of a Dask scheduler such as 'tcp://host:8786', a distributed.Client or "
+    "cluster, a concurrent.futures.Executor, or a function that creates one"
 )
 
 
@@ -142,7 +143,13 @@ class ExecutorWorkers:
         self._path = (folder or Path(tempfile.gettempdir())) / f".cancel-{uuid.uuid4().hex}"
 
     def _made(self) -> Executor:
-        found = cast(Callable[[], Executor], self._make)()
+        try:
+            found = cast(Callable[[], Executor], self._make)()
+        except Exception as reason:
+            raise EnsembleError(
+                f"The function that creates the executor has failed: {type(reason).__name__}: {reason}.",
+                remedy="It is called without arguments.",
+            ) from reason
         if not isinstance(found, Executor):
             raise OptionError(f"executor= must create a concurrent.futures.Executor, got {shown(found)}.")
         return found
@@ -220,12 +227,17 @@ class DaskWorkers:
 
     def __init__(self, cluster: Any) -> None:
         distributed = optional("distributed", "An ensemble on a Dask cluster", "ensemble")
-        self._is_own = isinstance(cluster, str)
+        self._is_own = not isinstance(cluster, distributed.Client)
         try:
-            self._client = distributed.Client(cluster, timeout=CONNECT_SECONDS) if self._is_own else cluster
-        except (OSError, TimeoutError, ValueError) as reason:
+            self._client = distributed.Client(cluster, timeout=SCHEDULER_SECONDS) if self._is_own else cluster
+        except (OSError, TimeoutError, ValueError, RuntimeError) as reason:
             raise EnsembleError(f"There is no Dask scheduler at {cluster!r}: {reason}.") from reason
+        if self._client.status == "closed":
+            raise EnsembleError("The distributed.Client is closed.")
+        if self._client.asynchronous:
+            raise OptionError("A distributed.Client must not be asynchronous.", remedy="Pass its scheduler's address.")
         self._recipes: dict[str, Any] = {}
+        self._patience = SCHEDULER_SECONDS
         self._seen, self.width = time.monotonic(), 1
         self.check()
 
@@ -242,7 +254,26 @@ class DaskWorkers:
     def cancel(self, token: str) -> None:
         """See `Workers`."""
         with suppress(Exception):  # of a lost connection
-            self._client.run(worker.cancel, token)
+            self._asked(lambda: self._client.run(worker.cancel, token))
+
+    def _asked(self, request: Callable[[], Any]) -> Any:
+        """Return the answer of the scheduler, which is waited for in vain once only."""
+        answer: Future[Any] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(request())
+            except BaseException as reason:
+                answer.set_exception(reason)
+
+        Thread(target=ask, daemon=True).start()
+        try:
+            return answer.result(self._patience)
+        except TimeoutError as reason:
+            if answer.done():
+                raise
+            self._patience = POLL_SECONDS
+            raise TimeoutError(f"no answer for {SCHEDULER_SECONDS:.0f} s") from reason
 
     def repair(self) -> None:
         """See `Workers`."""
@@ -250,7 +281,7 @@ class DaskWorkers:
     def check(self) -> None:
         """See `Workers`."""
         try:
-            threads = sum(self._client.nthreads().values())
+            threads = sum(self._asked(self._client.nthreads).values())
         except Exception as reason:
             raise EnsembleError(f"The connection to the Dask scheduler is lost: {reason}.", remedy=REMEDY) from reason
         self.width = threads or 1
@@ -265,7 +296,8 @@ class DaskWorkers:
     def __exit__(self, *_: object) -> None:
         self._recipes.clear()
         if self._is_own:
-            self._client.close()
+            with suppress(TimeoutError):
+                self._asked(self._client.close)
 
 
 def _same(recipe: Recipe) -> Recipe:
@@ -299,8 +331,9 @@ def open_workers(executor: ExecutorLike | None, workers: int | None, folder: Pat
         return ThreadWorkers(workers or cores())
     if executor == "processes":
         return ProcessWorkers(workers or cores())
-    is_client = type(executor).__name__ == "Client" and hasattr(executor, "scheduler_info")
-    if is_client or (isinstance(executor, str) and "://" in executor):
+    distributed = sys.modules.get("distributed")  # imported if one of its objects is passed
+    kinds = () if distributed is None else (distributed.Client, distributed.deploy.Cluster)
+    if isinstance(executor, kinds) or (isinstance(executor, str) and "://" in executor):
         if workers is not None:
             raise OptionError("workers= is for threads, processes and executors; a Dask cluster has its own.")
         return DaskWorkers(executor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
+from dae_hybrid.ensembles import workers
 
 dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
@@ -68,7 +70,7 @@ def test_a_set_that_kills_workers_is_found(system: dh.HybridSystem, cluster: Any
     k = K[:12].copy()
     k[7] = -0.1
     call = {"preconditioner": deadly.preconditioner, **deadly.OPTIONS}
-    found = dh.ensemble(system, SPAN, parameters={"k": k}, executor=cluster.scheduler_address, chunk=4, **call)
+    found = dh.ensemble(system, SPAN, parameters={"k": k}, executor=cluster, chunk=4, **call)
     assert [own.run for own in found.failures] == [7]
     assert isinstance(found.failures[0].error, dh.WorkerLostError)
     others = np.delete(np.arange(12), 7)
@@ -103,3 +105,26 @@ def test_cancellation_reaches_workers_and_a_lost_scheduler_is_told(
     assert caught.value.ensemble is not None
     assert 0 < caught.value.ensemble.done.sum() < 60
     assert dh.ensemble(system, SPAN, **call).complete
+
+
+def test_a_scheduler_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one on a machine that is stopped: each request would wait for ever."""
+    asked: list[str] = []
+
+    def hang(self: Any, *_: Any, **__: Any) -> None:
+        asked.append("once")
+        threading.Event().wait()
+
+    monkeypatch.setattr(workers, "SCHEDULER_SECONDS", 0.5)
+    with distributed.LocalCluster(n_workers=1, processes=False, dashboard_address=":0", silence_logs=50) as own:
+        with distributed.Client(own) as client:
+            team = workers.DaskWorkers(client)
+            with monkeypatch.context() as patch:
+                patch.setattr(distributed.Client, "run", hang)
+                patch.setattr(distributed.Client, "nthreads", hang)
+                team.cancel("token")
+                with pytest.raises(dh.EnsembleError, match="is lost: no answer for"):
+                    team.check()
+        with pytest.raises(dh.EnsembleError, match="closed"):
+            workers.DaskWorkers(client)
+    assert len(asked) == 2

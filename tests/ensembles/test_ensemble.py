@@ -307,6 +307,11 @@ def test_a_wrong_address_is_refused_soon(balls: dh.HybridSystem) -> None:
         dh.ensemble(balls, (0, 2), parameters={"e": [0.8, 0.7]}, executor="nonsense://127.0.0.1:9")
 
 
+def test_a_function_that_creates_no_executor_is_told(balls: dh.HybridSystem) -> None:
+    with pytest.raises(dh.EnsembleError, match="creates the executor has failed: TypeError"):
+        dh.ensemble(balls, (0, 2), parameters={"e": [0.8, 0.7]}, executor=lambda count: ThreadPoolExecutor(count))
+
+
 def test_an_executor_that_is_shut_down_is_refused(balls: dh.HybridSystem) -> None:
     executor: Executor = ThreadPoolExecutor(1)
     executor.shutdown()
