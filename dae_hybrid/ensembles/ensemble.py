@@ -70,7 +70,7 @@ def ensemble(
     parameters, x0
         As in `batch`, but every value must be finite.
     outputs : str or sequence of str, optional
-        Variables, memory and signals to keep at the times `t_eval`; default all variables and memory.
+        Variables, memory and signals to keep at the times `t_eval`; default all variables and memory, [] none.
     executor : optional
         ``"threads"`` (default) of this process; ``"processes"``, fresh interpreters on this machine, which a failure of
         compiled code or the lack of memory may kill; the address of a Dask scheduler (``"tcp://host:8786"``) or a

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from dae_hybrid.errors import OptionError
 from dae_hybrid.interface.batch import Batch, variable_sizes
 from dae_hybrid.interface.prepared_case import CheckedCall
 from dae_hybrid.layout import Layout
+from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
 
 #: columns of the array "counts"
@@ -80,7 +81,7 @@ class ResultLayout:
         Raises
         ------
         OptionError
-            `outputs` names no variable, memory or signal, or there are no output times.
+            `outputs` does not name variables, memory or signals, each once, or there are no output times.
         """
         system = case.system
         variables = variable_sizes(system)
@@ -88,10 +89,11 @@ class ResultLayout:
         if outputs is not None and not n_t:
             raise OptionError("outputs= selects variables at the times t_eval=, which is not given.")
         legal = variables | {signal.data.name: 1 for signal in system.signals}
-        names = list(variables) if outputs is None else [outputs] if isinstance(outputs, str) else list(outputs)
-        if unknown := [name for name in names if name not in legal]:
+        names = _names(variables if outputs is None else outputs)
+        if names is None or len(set(names)) < len(names) or not set(names) <= set(legal):
             raise OptionError(
-                f"outputs: unknown name {unknown[0]!r}.", remedy=f"Variables, memory and signals: {', '.join(legal)}."
+                f"outputs must name variables, memory or signals, each once, got {shown(outputs)}.",
+                remedy=f"They are {', '.join(legal)}.",
             )
         labels = system.parameters.labels()
         return cls(
@@ -157,9 +159,15 @@ class ResultLayout:
             "final": np.hstack(final),
             "counts": np.column_stack((status, found.n_events, found.n_steps, found.digest, found.native)),
         }
-        if self.n_t:
+        if self.outputs.size:
             rows["outputs"] = np.concatenate([_columns(found[name], 2) for name in self.outputs.names], axis=2)
         return {name: rows[name].astype(spec.dtype, copy=False) for name, spec in self.arrays.items()}
+
+
+def _names(given: Any) -> list[str] | None:
+    """Return a name or several ones as a list; None if they are something else."""
+    names = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    return names if all(isinstance(name, str) for name in names) else None
 
 
 def meaning(counts: NDArray[Any]) -> dict[str, NDArray[Any]]:
