@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dae_hybrid.ensembles.failures import FailedRun
 from dae_hybrid.ensembles.results_store import REMEDY, REMOVE
@@ -74,6 +74,9 @@ class ChunkTable:
             if path is not None and not is_read_only:  # commits survive a killed process
                 self._db.execute("pragma journal_mode=wal")
                 self._db.execute("pragma synchronous=normal")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _in_memory, (self._db.serialize(),)
 
     def lay_out(self, count: int, chunk: int) -> None:
         """Create the chunks of `count` runs."""
@@ -248,13 +251,10 @@ class ChunkTable:
         with self._told():
             return int(self._db.execute("select count(*) from failures").fetchone()[0])
 
-    def failures(self, first: int = 0, most: int = -1) -> list[FailedRun]:
-        """Failed runs in order, at most `most` from the one at position `first`."""
+    def failed_runs(self) -> list[int]:
+        """Numbers of the failed runs, in order."""
         with self._told():
-            found = self._db.execute(
-                "select run, report from failures order by run limit ? offset ?", (most, first)
-            ).fetchall()
-        return [FailedRun(run, json.loads(report)) for run, report in found]
+            return [run for (run,) in self._db.execute("select run from failures order by run")]
 
     def failures_among(self, first: int, last: int) -> list[FailedRun]:
         """Failed runs of the runs ``first`` to ``last - 1``."""
@@ -286,6 +286,12 @@ class ChunkTable:
             raise StoreError(
                 f"The table of chunks {self._name!r} cannot be read or written: {reason}.", remedy=REMEDY
             ) from reason
+
+
+def _in_memory(content: bytes) -> ChunkTable:
+    table = ChunkTable(None)
+    table._db.deserialize(content)
+    return table
 
 
 def _address(path: Path | None, is_read_only: bool) -> str:

@@ -54,20 +54,22 @@ class Failure:
 
 
 class Failures(Sequence[Failure]):
-    """The failed runs of an ensemble, in order, read from the table of chunks when asked for."""
+    """The failed runs of an ensemble, in order, whose errors are read from the table of chunks when asked for."""
 
     def __init__(self, table: ChunkTable, given: Callable[[int], Mapping[str, float]]) -> None:
-        self._table, self._given = table, given
+        self._table, self._given, self._runs = table, given, table.failed_runs()
 
     def __len__(self) -> int:
-        return self._table.n_failures()
+        return len(self._runs)
 
     def __iter__(self) -> Iterator[Failure]:
-        for first in range(0, len(self), ROWS_READ):
-            yield from self._some(first, ROWS_READ)
+        return self._of(self._runs)
 
-    def _some(self, first: int, most: int) -> list[Failure]:
-        return [Failure(own.run, self._given(own.run), own.error) for own in self._table.failures(first, most)]
+    def _of(self, runs: Sequence[int]) -> Iterator[Failure]:
+        for first in range(0, len(runs), ROWS_READ):
+            some = runs[first : first + ROWS_READ]
+            found = {own.run: own.error for own in self._table.failures_among(min(some), max(some) + 1)}
+            yield from (Failure(run, self._given(run), found[run]) for run in some)
 
     @overload
     def __getitem__(self, index: int) -> Failure: ...
@@ -76,10 +78,8 @@ class Failures(Sequence[Failure]):
     def __getitem__(self, index: slice) -> list[Failure]: ...
 
     def __getitem__(self, index: int | slice) -> Failure | list[Failure]:
-        places = range(len(self))[index]
-        if isinstance(places, int):
-            return self._some(places, 1)[0]
-        return [self._some(i, 1)[0] for i in places]
+        runs = self._runs[index]
+        return next(self._of([runs])) if isinstance(runs, int) else list(self._of(runs))
 
     def __repr__(self) -> str:
         return f"<{len(self)} failures>"
@@ -124,7 +124,8 @@ class Ensemble:
         ``runs``, ``done``, ``failed``, ``native``, ``chunks``, ``lost`` (workers lost with chunks not halved since).
 
     ``ensemble["u"]`` returns an output, (N, n_t), or (N, n_t, size) of a vector; `outputs(name, first, last)` reads
-    some runs of it. ``len(ensemble)`` is N, and ``ensemble.single(i)`` repeats run i as a single call.
+    some runs of it. ``len(ensemble)`` is N, and ``ensemble.single(i)`` repeats run i as a single call. A pickle or copy
+    of results in a store has the path of the store, which it opens.
     """
 
     def __init__(
@@ -182,6 +183,11 @@ class Ensemble:
         """Return the results so far, read anew, with the call that repeats single runs."""
         return Ensemble(self.layout, self._arrays, self._table, self.t, self.path, self._facts, case)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.path is not None:
+            return _reopened, (self.path, self._case)
+        return Ensemble, (self.layout, self._arrays, self._table, self.t, None, self._facts, self._case)
+
     # -- numbers of runs ------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
@@ -221,7 +227,7 @@ class Ensemble:
         chunks = self._table.chunks()
         return MappingProxyType(
             {
-                "runs": len(self), "done": int(self.done.sum()), "failed": len(self.failures),
+                "runs": len(self), "done": int(self.done.sum()), "failed": self._table.n_failures(),
                 "native": int(self.native.sum()), "chunks": len(chunks), "lost": sum(own[3] for own in chunks),
             }
         )  # fmt: skip
@@ -400,6 +406,11 @@ class Ensemble:
             for own in self.failures[:MAX_FAILURES_SHOWN]
         ]
         return html(repr(self), [["failed run", *self.layout.given, "error"], *rows] if rows else [])
+
+
+def _reopened(path: Path, case: CheckedCall | None) -> Ensemble:
+    found = Ensemble.open(path)
+    return found if case is None else found._with(case)
 
 
 def _by_name(values: Array, layout: Layout) -> dict[str, Array]:

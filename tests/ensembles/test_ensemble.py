@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import _thread
+import copy
+import pickle
 import threading
 import time
 import warnings
@@ -104,6 +106,29 @@ def test_failed_runs_are_collected_with_their_parameters(stiff: dh.HybridSystem)
     assert [own.run for own in found.failures[:2]] == [own.run for own in found.failures][:2]
     with pytest.raises(dh.StepLimitError):
         found.single(39)
+
+
+def test_slices_of_failures_are_read_together(stiff: dh.HybridSystem) -> None:
+    call = {"max_steps": 100, "method": "erk"}
+    found = dh.ensemble(stiff, (0, 1), parameters={"k": np.linspace(500.0, 1000.0, 30)}, **call)
+    statements: list[str] = []
+    found._table._db.set_trace_callback(statements.append)
+    assert [own.run for own in found.failures[::-2]] == list(range(29, 0, -2))
+    assert len(statements) == 2
+    with pytest.raises(IndexError):
+        found.failures[30]
+
+
+def test_results_are_pickled_and_copied(stiff: dh.HybridSystem, tmp_path) -> None:
+    for store in (None, tmp_path / "store"):
+        found = dh.ensemble(stiff, (0, 1), parameters={"k": [1.0, 2.0, -900.0]}, store=store, max_steps=100)
+        for same in (pickle.loads(pickle.dumps(found)), copy.copy(found), copy.deepcopy(found)):
+            np.testing.assert_array_equal(same.values, found.values)
+            assert repr(same) == repr(found)
+            assert str(same.failures[0].error) == str(found.failures[0].error)
+            assert same.single(0).functionals["G"] == found.values[0, 0]
+    restored = pickle.loads(pickle.dumps(dh.Ensemble.open(tmp_path / "store")))
+    assert restored.complete
 
 
 def test_exceptions_of_the_models_own_code_are_failures_of_a_run(stiff: dh.HybridSystem) -> None:
@@ -261,6 +286,13 @@ BAD = {
 }
 
 
+def test_no_outputs_can_be_kept(balls: dh.HybridSystem) -> None:
+    found = dh.ensemble(balls, (0, 2), parameters={"e": [0.8, 0.7]}, t_eval=[1.0], outputs=[])
+    assert found.ok.all()
+    with pytest.raises(dh.NotKeptError, match="'h'"):
+        found["h"]
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_table_is_refused(balls: dh.HybridSystem, name: str, tmp_path) -> None:
     given, kind, text = BAD[name]
@@ -292,9 +324,12 @@ def test_names_given_twice_are_refused(balls: dh.HybridSystem) -> None:
         ({"cancellation": threading.Event()}, "cancellation"),
         ({"outputs": "h"}, "t_eval"),
         ({"outputs": "q", "t_eval": [1.0]}, "'q'"),
+        ({"outputs": ["h", "h"], "t_eval": [1.0]}, "each once"),
+        ({"outputs": 3, "t_eval": [1.0]}, "got 3"),
+        ({"outputs": [["h"]], "t_eval": [1.0]}, "must name"),
         ({"keep": "all"}, "keep"),
     ],
-    ids=range(13),
+    ids=range(16),
 )
 def test_bad_arguments_are_refused(balls: dh.HybridSystem, given: dict, text: str) -> None:
     with pytest.raises(dh.OptionError, match=text):
