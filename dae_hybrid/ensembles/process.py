@@ -120,20 +120,19 @@ def main() -> None:
     os.dup2(2, 1)  # what a model prints must not be read as a result
     tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
     Thread(target=_read, args=(tasks, os.fdopen(os.dup(0), "rb")), daemon=True).start()
-    pickle.dump("ready", results)
-    results.flush()
+    content = pickle.dumps("ready")
     while True:
+        try:
+            results.write(content)
+            results.flush()
+        except BrokenPipeError:  # the client has ended
+            os._exit(0)
         work, arguments = tasks.get()
         try:
             answer = True, work(*arguments)
         except Exception as error:
             answer = False, error if isinstance(error, DaeHybridError | MemoryError) else _worded(error)
         content = pickle.dumps(answer)
-        try:
-            results.write(content)
-            results.flush()
-        except BrokenPipeError:  # the client has ended
-            os._exit(0)
 
 
 def _worded(error: Exception) -> EnsembleError:

@@ -170,8 +170,9 @@ class ExecutorWorkers:
         if self.is_local:
             worker.cancel(token)
         else:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.touch()
+            with suppress(OSError):  # on a full disk chunks are not stopped, but their results are not used
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._path.touch()
 
     def repair(self) -> None:
         """See `Workers`."""

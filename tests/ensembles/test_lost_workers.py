@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import deadly
@@ -170,6 +172,13 @@ def test_processes_end_with_their_client(system: dh.HybridSystem) -> None:
     child.stdin.close()  # as the system does when a client is killed
     assert child.wait(10.0) == 0
     own.kill()
+
+
+def test_a_process_whose_client_is_killed_while_it_starts_is_silent() -> None:
+    with subprocess.Popen(process.COMMAND, stdin=PIPE, stdout=PIPE, stderr=PIPE) as own:
+        own.stdout.close()
+        assert own.stderr.read() == b""
+        assert own.wait(30.0) == 0
 
 
 def test_what_a_worker_prints_is_no_result() -> None:
