@@ -83,7 +83,7 @@ def executors(workers: int) -> Iterator[dict[str, tuple[Any, Callable[[], float]
 
 def throughput(count: int, repeats: int) -> Rows:
     """Time and CPU time of a run, from the difference of a large and a small ensemble, and the time of the start."""
-    rows = [["runs on", "workers", "store", "start, s", "us a run", "runs/s", "beside dh.batch", "CPU, us a run"]]
+    rows = [["runs on", "workers", "store", "start, s", "us a run", "runs/s", "relative to dh.batch", "CPU, us a run"]]
     for workers in (1, 2):
         with executors(workers) as ways:
             tasks = {("dh.batch", "no"): ("batch", lambda: 0.0)}
@@ -126,7 +126,7 @@ def _least(
 
 def kills(count: int, repeats: int) -> Rows:
     """What a SIGKILL of a worker and of the client costs; an ensemble with a store on two workers."""
-    rows = [["runs on", "killed at half", "seconds", "beyond", "workers lost", "done before", "found done"]]
+    rows = [["runs on", "killed halfway", "seconds", "beyond", "workers lost", "done before", "found done"]]
     with Cluster(2) as cluster:
         ways = {"threads": ("threads", None), "processes": ("processes", 0), "Dask": (cluster.address, cluster.pid)}
         for name, (executor, pid) in ways.items():
@@ -170,8 +170,8 @@ def _twice(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def restarts(count: int = 10_000, chunk: int = 100) -> Rows:
-    """Ensembles that ended at half and were restarted, compared with one that was not."""
-    rows = [["ended at half by", "restarted on", "chunk=", "runs found done", "equal arrays", "equal files"]]
+    """Ensembles that ended halfway and were restarted, compared with one that was not."""
+    rows = [["ended halfway by", "restarted on", "chunk=", "runs found done", "equal arrays", "equal files"]]
     own = {"count": count, "workers": 2, **GRADIENT}
     with folder() as path:
         client(store=str(path / "whole"), executor="processes", chunk=chunk, **own)

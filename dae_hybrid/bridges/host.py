@@ -201,7 +201,7 @@ class HostFunction:
         p, ct = real_array(inputs), real_array(cotangents)
         inner = ct.ndim - len(self.shape)
         if p.ndim == 0 or inner < 0 or ct.shape[inner:] != self.shape:
-            raise ParameterError(f"Cotangents: needed is an array of shape (..., {self.shape}), got {ct.shape}.")
+            raise ParameterError(f"Cotangents: an array of shape (..., {self.shape}) is needed, got {ct.shape}.")
         leading = np.broadcast_shapes(p.shape[:-1], ct.shape[:inner])
         rows, _ = self._rows(np.broadcast_to(p, (*leading, p.shape[-1])))
         weights = np.broadcast_to(ct, (*leading, *self.shape)).reshape(len(rows), *self.shape)
@@ -313,7 +313,7 @@ class HostFunction:
             raise ParameterError(f"Inputs {reason}.") from None
         if found.ndim == 0 or found.shape[-1] != len(self._indices):
             raise ParameterError(
-                f"Inputs: needed is an array of shape (..., {len(self._indices)}) ({', '.join(self.wrt)}), got shape "
+                f"Inputs: an array of shape (..., {len(self._indices)}) is needed ({', '.join(self.wrt)}), got shape "
                 f"{found.shape}."
             )
         return found.reshape(-1, found.shape[-1]), found.shape[:-1]
@@ -363,9 +363,9 @@ def by_name(given: Mapping[str, Any], blocks: Mapping[str, int]) -> list[Any]:
     for name, size in blocks.items():
         shape = tuple(given[name].shape)
         if shape != (size,) and not (size == 1 and shape == ()):
-            legal = "a number" if size == 1 else f"shape ({size},)"
+            legal = "a number" if size == 1 else f"an array of shape ({size},)"
             raise ParameterError(
-                f"Input {name!r}: needed is {legal}, got shape {shape}.",
+                f"Input {name!r}: {legal} is needed, got shape {shape}.",
                 remedy="Map the function (vmap) over many points by name.",
             )
     return [given[name].reshape(-1) for name in blocks]

@@ -133,7 +133,7 @@ class JaxFunction(BridgeFunction):
         found = _checked(inputs)
         if found.shape != (self._host.size,):
             raise ParameterError(
-                f"Inputs: needed is an array of shape ({self._host.size},) ({', '.join(self.wrt)}), got shape "
+                f"Inputs: an array of shape ({self._host.size},) is needed ({', '.join(self.wrt)}), got shape "
                 f"{found.shape}.",
                 remedy="Use jax.vmap for more than one point.",
             )

@@ -126,7 +126,7 @@ class TorchFunction(BridgeFunction):
             found = _checked(inputs)
         if found.ndim == 0 or found.shape[-1] != self._host.size:
             raise ParameterError(
-                f"Inputs: needed is a tensor of shape (..., {self._host.size}) ({', '.join(self.wrt)}), got shape "
+                f"Inputs: a tensor of shape (..., {self._host.size}) is needed ({', '.join(self.wrt)}), got shape "
                 f"{tuple(found.shape)}."
             )
         if self._rule is _Pulled and not self._host.has_outputs and found.requires_grad and torch.is_grad_enabled():

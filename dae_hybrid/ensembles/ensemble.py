@@ -32,6 +32,7 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import positive_integer
 from dae_hybrid.progress import ProgressReport, check_report
 from dae_hybrid.system.system import HybridSystem
+from dae_hybrid.tables import counted
 
 
 def ensemble(
@@ -57,11 +58,12 @@ def ensemble(
     duality: bool | float = False,
     **options: Unpack[RunOptions],
 ) -> Ensemble:
-    """Run a system for many sets of parameters and initial values, on any number of machines, and lose nothing.
+    """Run a system for many sets of parameters and initial values, on one or many machines.
 
-    The runs are those of `batch`, with bitwise the same results on every executor. They are handed out in chunks of
-    about 0.1 s of work (with more than 10 workers, 10 ms per worker). With `store`, results are written to disk chunk
-    by chunk; the same call continues where an earlier one has ended, for whatever reason.
+    The runs are those of `batch`, with bitwise the same results on every executor (on processors of the same type).
+    They are handed out in chunks of about 0.1 s of work (with more than 10 workers, 10 ms per worker). With `store`,
+    results are written to disk chunk by chunk; the same call continues where an earlier one has ended, for whatever
+    reason.
 
     Parameters
     ----------
@@ -73,9 +75,10 @@ def ensemble(
         Variables, memory and signals to keep at the times `t_eval`; default all variables and memory, [] none.
     executor : optional
         ``"threads"`` (default) of this process; ``"processes"``, fresh interpreters on this machine, which a failure of
-        compiled code or the lack of memory may kill; the address of a Dask scheduler (``"tcp://host:8786"``) or a
-        `distributed.Client`; any `concurrent.futures.Executor`, such as `mpi4py.futures.MPIPoolExecutor`; or a function
-        that creates one, so that it can be replaced if a lost worker breaks it.
+        compiled code or the lack of memory may kill; the address of a Dask scheduler (``"tcp://host:8786"``), a
+        `distributed.Client` or a Dask cluster; any `concurrent.futures.Executor`, such as
+        `mpi4py.futures.MPIPoolExecutor`; or a function that creates one, so that it can be replaced if a lost worker
+        breaks it.
     workers : int, optional
         Number of threads or processes, or of runs that an executor carries out at a time; default the number of cores.
     store : path, optional
@@ -88,7 +91,8 @@ def ensemble(
         True shows a line on the terminal. A function receives an `EnsembleProgress` several times per second; if it
         raises StopIteration, the ensemble ends with the results so far.
     cancellation : Cancellation, optional
-        Ends the ensemble when cancelled, from any thread; running chunks are stopped.
+        Ends the ensemble when cancelled, from any thread; running chunks are stopped, and the results so far returned.
+        One that this thread has entered (``with``) raises `Cancelled` instead.
 
     Returns
     -------
@@ -179,7 +183,7 @@ def _check_finite(given: Array, layout: ResultLayout) -> None:
     if bad.size:
         run, column = bad[0].tolist()
         raise ParameterError(
-            f"{len(bad)} values of the table are not finite, the first in row {run}, {layout.given[column]!r}: "
+            f"The table has {counted(len(bad), 'non-finite value')}, the first in row {run}, {layout.given[column]!r}: "
             f"{given[run, column]}.",
             remedy="Remove these rows.",
         )
@@ -241,5 +245,5 @@ def _different_inputs(found: Ensemble, given: Array) -> list[str]:
     name = found.layout.given[column]
     return [
         f"{name!r} of run {run}: stored {float(stored[run, column])!r}, now {float(given[run, column])!r} "
-        f"({len(np.unique(differing[:, 0]))} runs differ)"
+        f"(different in {counted(len(np.unique(differing[:, 0])), 'run')})"
     ]

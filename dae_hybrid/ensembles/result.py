@@ -141,6 +141,8 @@ class Ensemble:
 
         Raises
         ------
+        OptionError
+            `store` is not a path.
         StoreError
             There is no store, it was written by another version of the library, or it is damaged.
         OptionError

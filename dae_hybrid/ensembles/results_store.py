@@ -22,18 +22,23 @@ REMEDY = "Free space or mend the file system; the same call then continues from 
 REMOVE = "Remove the store and repeat the call, or restore the store from a copy."
 
 
-def store_path(given: str | os.PathLike[str]) -> Path:
-    """Check the path of a store.
+def store_path(given: object) -> Path:
+    """Check the path of a store; ``~`` is the home directory.
 
     Raises
     ------
     OptionError
-        It is not a path.
+        It is not a path, or is a URL.
+    StoreError
+        It is relative to a directory that does not exist any more.
     """
+    text = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+    if not isinstance(text, str) or not text or "://" in text:
+        raise OptionError(f"store must be the path of a directory, got {shown(given)}.")
     try:
-        return Path(given).absolute()
-    except TypeError:
-        raise OptionError(f"store must be a path, as a string or os.PathLike, got {shown(given)}.") from None
+        return Path(os.path.expanduser(text)).absolute()
+    except OSError as reason:
+        raise StoreError(f"The store {text!r} is relative to a working directory that was removed.") from reason
 
 
 class ResultArrays(Protocol):

@@ -332,7 +332,7 @@ def _checked(what: str, given: ArrayLike, shape: tuple[int, ...]) -> Array:
     except ValueError as reason:
         raise ParameterError(f"{what} {reason}.") from None
     if found.shape != shape:
-        raise ParameterError(f"{what}: needed is an array of shape {shape}, got shape {found.shape}.")
+        raise ParameterError(f"{what}: an array of shape {shape} is needed, got shape {found.shape}.")
     if not np.isfinite(found).all():
         raise ParameterError(f"{what} must be finite, got {found[~np.isfinite(found)][0]}.")
     return found

@@ -13,6 +13,7 @@ from dae_hybrid.errors import ParameterError
 from dae_hybrid.layout import Layout
 from dae_hybrid.numeric_input import real_array
 from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.tables import counted
 
 ParameterTable = Mapping[str, ArrayLike] | ArrayLike | None
 
@@ -27,7 +28,7 @@ def as_columns(given: Any) -> Any:
     """
     if hasattr(given, "columns") and hasattr(given, "iloc"):
         if twice := [name for name, count in Counter(given.columns).items() if count > 1]:
-            raise ParameterError(f"The table has {len(twice)} names twice, among them {twice[0]!r}.")
+            raise ParameterError(f"The table has {counted(len(twice), 'name')} twice: {', '.join(map(repr, twice))}.")
         return {name: given[name].to_numpy() for name in given.columns}
     return given
 
@@ -50,7 +51,7 @@ def read_table(what: str, given: ParameterTable, layout: Layout, default: Array 
     rows = _numbers(what, given)
     if rows.ndim != 2 or rows.shape[1] != layout.size:
         raise ParameterError(
-            f"{what}: needed is an array of shape (N, {layout.size}) ({', '.join(layout.labels())}), got shape "
+            f"{what}: an array of shape (N, {layout.size}) is needed ({', '.join(layout.labels())}), got shape "
             f"{rows.shape}.",
             remedy="A row is for a run: reshape(1, -1) makes a table of a single one. By name, pass a mapping.",
         )
@@ -66,7 +67,7 @@ def _by_name(what: str, given: Mapping[str, Any], layout: Layout, default: Array
     columns = {name: _column(what, name, value, layout) for name, value in given.items()}
     counts = {name: len(column) for name, column in columns.items() if len(column) != 1}
     if len(set(counts.values())) > 1:
-        raise ParameterError(f"{what}: every name needs as many values, got {counts}.")
+        raise ParameterError(f"{what}: all names need the same number of values, got {counts}.")
     rows = np.full((next(iter(counts.values()), 1), layout.size), np.nan)
     if default is not None:
         rows[:] = default
@@ -82,8 +83,8 @@ def _column(what: str, name: str, value: Any, layout: Layout) -> Array:
     if numbers.shape == (size,):
         return numbers[None, :]
     if numbers.ndim != 2 or numbers.shape[1] != size:
-        legal = "a number or shape (N,)" if size == 1 else f"shape ({size},) or (N, {size})"
-        raise ParameterError(f"{what}[{name!r}]: needed is {legal}, got shape {numbers.shape}.")
+        legal = "a number or an array of shape (N,)" if size == 1 else f"an array of shape ({size},) or (N, {size})"
+        raise ParameterError(f"{what}[{name!r}]: {legal} is needed, got shape {numbers.shape}.")
     return numbers
 
 

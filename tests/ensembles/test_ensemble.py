@@ -280,7 +280,11 @@ BAD = {
     "NaN": ({"e": [0.8, np.nan]}, dh.ParameterError, "row 1, 'e'"),
     "an unknown column": ({"f": [0.8]}, dh.ParameterError, "'f'"),
     "too many columns": (np.ones((3, 5)), dh.ParameterError, "shape"),
-    "columns of different lengths": ({"e": [0.8, 0.7], "g": np.ones((3, 2))}, dh.ParameterError, "as many"),
+    "columns of different lengths": (
+        {"e": [0.8, 0.7], "g": np.ones((3, 2))},
+        dh.ParameterError,
+        "same number",
+    ),
     "no rows": ({"e": []}, dh.ParameterError, "no rows"),
     "words": ({"e": ["a"]}, dh.ParameterError, "numeric"),
 }

@@ -159,7 +159,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "number of runs": ({"parameters": {"k": np.ones(7)}}, "stored 120 runs, now 7"),
     "a parameter": (
         {"parameters": {"k": np.r_[np.linspace(0.5, 2.0, 120)[:-1], 3.0]}},
-        r"'k' of run 119: stored 2.0, now 3.0 \(1 runs differ\)",
+        r"'k' of run 119: stored 2.0, now 3.0 \(different in 1 run\)",
     ),
     "gradient": ({"gradient": "adjoint"}, "gradient: stored 'forward', now 'adjoint'"),
     "no gradient": ({"gradient": None}, "gradient: stored 'forward', now None"),
@@ -209,6 +209,18 @@ def test_a_folder_that_is_no_store_is_refused(system: dh.HybridSystem, tmp_path:
             dh.ensemble(system, (0, 1), store=path, **client.CALL)
     with pytest.raises(dh.StoreError, match="not the store"):
         dh.Ensemble.open(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("store", [5, b"store", "", "file:///tmp/store"])
+def test_a_store_must_be_a_path(system: dh.HybridSystem, store: Any) -> None:
+    for read in (dh.Ensemble.open, lambda own: dh.ensemble(system, (0, 1), store=own, **client.CALL)):
+        with pytest.raises(dh.OptionError, match="store must be the path of a directory"):
+            read(store)
+
+
+def test_a_store_is_found_in_the_home_directory(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(whole.parent))
+    assert dh.Ensemble.open("~/store").path == whole
 
 
 def test_damage_is_noticed(system: dh.HybridSystem, tmp_path: Path) -> None:
