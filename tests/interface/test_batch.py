@@ -356,7 +356,7 @@ def test_a_run_that_ends_early() -> None:
         ({"parameters": [0.7, 2.0]}, dh.ParameterError, r"shape \(N, 2\)"),
         ({"parameters": np.ones((3, 4))}, dh.ParameterError, r"got shape \(3, 4\)"),
         ({"parameters": {"q": [1.0]}}, dh.ParameterError, "unknown name 'q'"),
-        ({"parameters": {"k": [1.0, 2.0], "y0": [1.0, 2.0, 3.0]}}, dh.ParameterError, "as many"),
+        ({"parameters": {"k": [1.0, 2.0], "y0": [1.0, 2.0, 3.0]}}, dh.ParameterError, "same number"),
         ({"parameters": {"k": np.ones((2, 2))}}, dh.ParameterError, r"shape \(N,\)"),
         ({"parameters": [["a", "b"]]}, dh.ParameterError, "numeric"),
         ({"x0": {"k": [1.0]}}, dh.ParameterError, "no variable"),
