@@ -193,8 +193,10 @@ class ChunkTable:
         """Record that workers were lost with a chunk; return whether its single run is to be given up.
 
         After `MAX_LOSSES` the chunk is halved. A single run is given up if it is certain that nothing else was the
-        cause; otherwise it becomes a suspect, to be run alone.
+        cause; otherwise it becomes a suspect, to be run alone. A chunk that another client has taken over stays so.
         """
+        if not self.holds(chunk):
+            return False
         attempts = chunk.attempts + losses
         is_over, is_single = attempts >= MAX_LOSSES, chunk.n_runs == 1
         if is_over and is_single and is_certain:

@@ -393,6 +393,9 @@ def test_leases_of_living_clients_are_kept_and_of_silent_ones_expire(tmp_path: P
     monkeypatch.setattr(chunk_table.time, "time", lambda: now() + chunk_table.LEASE * 2)
     assert [(own.first, own.last) for own in one.claim(5)] == [(0, 5)]
     assert not other.holds(held[0])
+    assert not other.lose(held[0], "late", 1, is_certain=True)
+    other.finish([(held[0], [])])
+    assert one.counts()[RUNNING] == 10
     one.close()
     other.close()
 
