@@ -230,7 +230,11 @@ class DaskWorkers:
         distributed = optional("distributed", "An ensemble on a Dask cluster", "ensemble")
         self._is_own = not isinstance(cluster, distributed.Client)
         try:
-            self._client = distributed.Client(cluster, timeout=SCHEDULER_SECONDS) if self._is_own else cluster
+            self._client = (
+                distributed.Client(cluster, timeout=SCHEDULER_SECONDS, set_as_default=False)  # not for other libraries
+                if self._is_own
+                else cluster
+            )
         except (OSError, TimeoutError, ValueError, RuntimeError) as reason:
             raise EnsembleError(f"There is no Dask scheduler at {cluster!r}: {reason}.") from reason
         if self._client.status == "closed":

@@ -341,9 +341,11 @@ def test_bad_arguments_are_refused(balls: dh.HybridSystem, given: dict, text: st
 
 
 def test_a_wrong_address_is_refused_soon(balls: dh.HybridSystem) -> None:
-    pytest.importorskip("distributed")
+    distributed = pytest.importorskip("distributed")
     with pytest.raises(dh.EnsembleError, match="no Dask scheduler"):
         dh.ensemble(balls, (0, 2), parameters={"e": [0.8, 0.7]}, executor="nonsense://127.0.0.1:9")
+    with pytest.raises(ValueError, match="No clients found"):  # which xarray would use
+        distributed.default_client()
 
 
 def test_a_function_that_creates_no_executor_is_told(balls: dh.HybridSystem) -> None:
