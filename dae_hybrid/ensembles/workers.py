@@ -30,7 +30,7 @@ type ExecutorLike = Executor | Callable[[], Executor] | str | Any
 #: seconds between looks at the file that cancels chunks in other processes
 POLL_SECONDS = 0.1
 #: seconds to wait for a scheduler, and for workers of a cluster that has none
-SCHEDULER_SECONDS, WORKERLESS_SECONDS = 10.0, 120.0
+SCHEDULER_SECONDS, WORKERLESS_SECONDS = 30.0, 120.0
 REMEDY = "With store=, the same call continues from the chunks that are done, on any executor."
 LEGAL = (
     "'threads', 'processes', the address of a Dask scheduler such as 'tcp://host:8786', a distributed.Client or "

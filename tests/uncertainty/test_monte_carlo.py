@@ -420,7 +420,7 @@ def test_a_store_keeps_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ({"n": 64, "sampler": "lattice"}, dh.OptionError, "sampler"),
     ({"n": 64, "parameters": {"a": 1.0}}, dh.ParameterError, "is random"),
     ({"n": 64, "rtol": -1.0}, dh.OptionError, "rtol"),
-    ({"n": 64, "store": 3}, dh.OptionError, "store must be a path"),
+    ({"n": 64, "store": 3}, dh.OptionError, "store must be the path of a directory"),
     ({"n": 64, "store": "sample", "seed": None}, dh.OptionError, "needs a seed"),
     ({"n": 64, "x0": {"unit": 1.0}}, dh.OptionError, "Unknown option 'x0'"),
 ])  # fmt: skip
