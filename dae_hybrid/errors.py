@@ -89,6 +89,25 @@ class FormulationError(ModelError):
     """The equations of a mode do not have a supported structure (square, index 0 or 1)."""
 
 
+class ModelFileError(ModelError):
+    """A model file cannot be read; the message begins with its name, the line and the column.
+
+    Attributes
+    ----------
+    file : str
+        Name of the file, ``"<text>"`` for a text.
+    line, column : int or None
+        Place in the file, from 1; None if the error concerns the whole file.
+    entry : str
+        Path of the entry, such as ``modes.flight.ode.v``; empty for an error of syntax.
+    """
+
+    file: str = "<text>"
+    line: int | None = None
+    column: int | None = None
+    entry: str = ""
+
+
 class ParameterError(DaeHybridError, ValueError):
     """A parameter is unknown, missing, of the wrong length or not finite."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import casadi as ca
@@ -501,6 +502,136 @@ class HybridModel(Symbols):
                 self, native=native, eliminate=eliminate, direct=index2 == "direct", kinks=kinks == "events",
                 parts=parts,
             )  # fmt: skip
+
+    # -- files ------------------------------------------------------------------------------------------
+
+    def to_text(self, form: Literal["toml", "json"] = "toml") -> str:
+        """Return the text of a model file, in the format of docs/model_files.md.
+
+        `from_text` restores the model with the same operations in the same order, so that its results are the same to
+        the last bit. Expressions that CasADi simplifies when it reads them, such as ``x + 0`` left by a substitution,
+        are written in simplified form.
+
+        Parameters
+        ----------
+        form : {"toml", "json"}
+
+        Raises
+        ------
+        UnsupportedError
+            The model calls code that is not an expression, such as a callback or a shared library, or uses an
+            operation that the grammar lacks; the message names it.
+
+        Examples
+        --------
+        >>> import dae_hybrid as dh
+        >>> m = dh.HybridModel("decay")
+        >>> k, x = m.parameter("k", 2.0), m.differential("x")
+        >>> m.initial(m.mode("run", ode={x: -k * x}), {x: 1.0})
+        >>> print(m.to_text(), end="")
+        dae_hybrid = 1
+        name = "decay"
+        <BLANKLINE>
+        [parameters]
+        k = 2.0
+        <BLANKLINE>
+        [variables]
+        x = {}
+        <BLANKLINE>
+        [modes.run]
+        ode = {x = "-(k * x)"}
+        <BLANKLINE>
+        [initial]
+        mode = "run"
+        values = {x = 1.0}
+        """
+        from dae_hybrid.modelfile.files import to_text
+
+        return to_text(self, form)
+
+    @staticmethod
+    def from_text(text: str, form: Literal["toml", "json"] = "toml") -> HybridModel:
+        """Return the model that a text states. Nothing in the text is executed, and no other file is read.
+
+        Parameters
+        ----------
+        text : str
+            A document in the format of docs/model_files.md.
+        form : {"toml", "json"}
+
+        Raises
+        ------
+        ModelFileError
+            The text is not such a document; the message begins with the line and the column.
+
+        Examples
+        --------
+        >>> import dae_hybrid as dh
+        >>> m = dh.HybridModel.from_text('''
+        ... [parameters]
+        ... k = {value = 2.0, unit = "1/s"}
+        ... [variables]
+        ... x = {}
+        ... [modes.run]
+        ... ode = {x = "-k * x"}
+        ... [initial]
+        ... mode = "run"
+        ... values = {x = 1}
+        ... ''')
+        >>> round(float(dh.simulate(m.build(), (0, 1), rtol=1e-10)(1.0)["x"]), 6)
+        0.135335
+        """
+        from dae_hybrid.modelfile.files import read_text
+
+        return read_text(text, form).model
+
+    def to_file(self, path: str | Path, *, data: Literal["inline", "csv"] = "inline") -> Path:
+        """Write a model file and return its path; see `to_text`.
+
+        Parameters
+        ----------
+        path : str or Path
+            A file named ``*.toml`` or ``*.json``; missing folders are created.
+        data : {"inline", "csv"}
+            Write the data of signals and of series of measurements into the file (default), or those of more than 20
+            rows into CSV files beside it.
+
+        Raises
+        ------
+        UnsupportedError
+            See `to_text`.
+        ModelFileError
+            The file has another ending.
+        OSError
+            The file cannot be written.
+        """
+        from dae_hybrid.modelfile.files import to_file
+
+        return to_file(self, path, data)
+
+    @staticmethod
+    def from_file(path: str | Path, *, data: bool = True) -> HybridModel:
+        """Read a model file; see `from_text`.
+
+        Parameters
+        ----------
+        path : str or Path
+            A file named ``*.toml`` or ``*.json``.
+        data : bool
+            Whether the file may refer to CSV files, which must be in its folder or below. False refuses them.
+
+        Raises
+        ------
+        ModelFileError
+            The file is not a model file; the message begins with its name, the line and the column.
+        OSError
+            The file cannot be read.
+        """
+        from dae_hybrid.modelfile.files import read_file
+
+        return read_file(path, data=data).model
+
+    # -- lookups ----------------------------------------------------------------------------------------
 
     def _transition(self, key: Any, functional: str) -> str:
         name = key if isinstance(key, str) else getattr(key, "name", None)

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = (
-    "root", "numerics", "codegen", "statement", "port", "system", "steppers", "trajectory", "simulation",
+    "root", "numerics", "codegen", "statement", "modelfile", "port", "system", "steppers", "trajectory", "simulation",
     "sensitivity", "conditions", "compile", "interface", "report", "mechanics", "optimization", "fitting",
     "ensembles", "bridges", "uncertainty",
 )  # fmt: skip
@@ -18,6 +18,7 @@ LAYERS = (
 PORT = ("root", "numerics", "codegen", "port", "steppers", "adapters")
 DOORS = {
     ("statement/model.py", "compile"): "HybridModel.build starts the compilation",
+    ("statement/model.py", "modelfile"): "HybridModel.to_file, HybridModel.from_file",
     ("statement/model.py", "system"): "type of the result of HybridModel.build",
     ("compile/pipeline.py", "interface"): "compiles the library of the default adapter beside the model",
     ("trajectory/trajectory.py", "report"): "Trajectory.plot",
