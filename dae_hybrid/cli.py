@@ -1,4 +1,4 @@
-"""The command line ``dae-hybrid``: list, run, reproduce and validate the worked problems.
+"""The command line ``dae-hybrid``: models by name, and the worked problems.
 
 Exit codes: 0 done; 1 a run or the validation failed, or a file could not be written; 2 the command was not understood.
 """
@@ -6,38 +6,23 @@ Exit codes: 0 done; 1 a run or the validation failed, or a file could not be wri
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import shlex
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
-
-import numpy as np
 
 from dae_hybrid import __version__, problems
+from dae_hybrid.command import UsageError, add_commands, imported
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.interface import registry
-from dae_hybrid.interface.api import simulate
-from dae_hybrid.port.records import EventRecord
 from dae_hybrid.progress import Progress
 from dae_hybrid.report import validation_figures, validation_report
 from dae_hybrid.report.plotting import save
 from dae_hybrid.report.reproduce import Reproduced, draw, reproduce, summary
 from dae_hybrid.report.validate import Validation, ValidationError, validate
-from dae_hybrid.tables import align
-from dae_hybrid.trajectory.trajectory import Trajectory
-
-#: an event table wider than this is hard to read
-MAX_COLUMNS = 6
-
-
-class _UsageError(Exception):
-    """Invalid command line; the message is shown to the user."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments.command(arguments)
         sys.stdout.flush()
-    except (_UsageError, problems.UnknownProblemError) as reason:
+    except (UsageError, problems.UnknownProblemError) as reason:
         print(f"dae-hybrid: {reason}", file=sys.stderr)
         return 2
     except DaeHybridError as reason:
@@ -98,17 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("list", help="list the worked problems")
     command.set_defaults(command=_list)
 
-    command = commands.add_parser("run", help="simulate a problem", description="Simulate a problem.")
-    command.set_defaults(command=_run)
-    command.add_argument("name", metavar="NAME", help="one of those that `dae-hybrid list` lists")
-    command.add_argument("--rtol", type=float, default=1e-8, help="relative tolerance (default %(default)g)")
-    command.add_argument("--atol", type=float, default=1e-12, help="absolute tolerance (default %(default)g)")
-    command.add_argument("--t-end", type=float, metavar="T", help="end of the run (default: that of the source)")
-    command.add_argument(
-        "--set", action="append", default=[], metavar="PARAMETER=VALUE", help="set a parameter; may be repeated"
-    )
-    command.add_argument("--csv", type=Path, metavar="FILE", help="write the trajectory as CSV")
-    command.add_argument("--plot", type=Path, metavar="FILE", help="draw the trajectory (needs matplotlib)")
+    add_commands(commands)
 
     command = commands.add_parser(
         "reproduce",
@@ -174,82 +149,17 @@ def _list(arguments: argparse.Namespace) -> None:  # noqa: ARG001 - every comman
         print(f"{name:{width}}  {problems.TITLES[name]}")
 
 
-# -- run --------------------------------------------------------------------------------------------
-
-
-def _run(arguments: argparse.Namespace) -> None:
-    problem = problems.load(arguments.name)
-    start, end = problem.t_span
-    span = (start, end if arguments.t_end is None else arguments.t_end)
-    parameters = _assignments(arguments.set)
-    with Progress(arguments.name) as progress:
-        progress.stage("building")
-        system = problem.system()
-        progress.stage("simulating")
-        sol = simulate(system, span, parameters=parameters, rtol=arguments.rtol, atol=arguments.atol)
-    print(f"{arguments.name}: {problems.TITLES[arguments.name]}")
-    print(f"t from {span[0]:g} to {sol.final[0]:g}, rtol {arguments.rtol:g}, atol {arguments.atol:g}\n")
-    rows = [["functional", "value"]]
-    values = np.concatenate([np.zeros(0), *(np.atleast_1d(sol.functionals[n]) for n in system.functionals.names)])
-    rows += [[label, f"{value:.15g}"] for label, value in zip(system.functionals.labels(), values, strict=True)]
-    print(*align(rows), sep="\n")
-    print()
-    print(*(align(_event_rows(sol), left=(2,)) if sol.events else ["no events"]), sep="\n")
-    for line in sol.diagnostics:
-        print(f"note: {line}")
-    if arguments.csv is not None:
-        _write_csv(sol, arguments.csv)
-        print(f"wrote {arguments.csv}")
-    if arguments.plot is not None:
-        print(f"wrote {save(sol.plot(), arguments.plot)}")
-
-
-def _assignments(texts: Sequence[str]) -> dict[str, Any]:
-    values = {}
-    for text in texts:
-        name, _, value = text.partition("=")
-        try:
-            values[name.strip()] = float(value)
-        except ValueError:
-            raise _UsageError(f"--set takes PARAMETER=VALUE with a number, got {text!r}.") from None
-    return values
-
-
-def _event_rows(sol: Trajectory) -> list[list[str]]:
-    shown = [name for name in sol.names if name not in sol.system.memory and sol.width(name) == 1][:MAX_COLUMNS]
-    rows = [["#", "time", "transition", *(f"{name} after" for name in shown)]]
-    modes = {mode.name: mode for mode in sol.system.modes}
-
-    def after(event: EventRecord, name: str) -> str:
-        layout = modes[event.source if event.target is None else event.target].variables
-        return f"{event.x_plus[layout[name]][0]:.9g}" if name in layout else ""
-
-    for i, event in enumerate(sol.events, 1):
-        rows.append([str(i), f"{event.time:.12g}", event.transition, *(after(event, name) for name in shown)])
-    return rows
-
-
-def _write_csv(sol: Trajectory, path: Path) -> None:
-    columns = sol.columns()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        # tolist: the repr of a Python float is its shortest exact one
-        writer.writerows(zip(*(values.tolist() for values in columns.values()), strict=True))
-
-
 # -- reproduce --------------------------------------------------------------------------------------
 
 
 def _reproduce(arguments: argparse.Namespace) -> None:
     if arguments.all == bool(arguments.names):
-        raise _UsageError("reproduce takes the name of a problem, or --all.")
+        raise UsageError("reproduce takes the name of a problem, or --all.")
     chosen: dict[str, ModuleType] = {name: problems.load(name) for name in arguments.names or problems.names()}
     for name, problem in list(chosen.items()):
         if not hasattr(problem, "figures"):
             if arguments.names:
-                raise _UsageError(f"Problem {name!r} has no published results to reproduce.")
+                raise UsageError(f"Problem {name!r} has no published results to reproduce.")
             del chosen[name]
     results: list[Reproduced] = []
     for name, problem in chosen.items():
@@ -322,14 +232,9 @@ def _conformance(arguments: argparse.Namespace) -> None:
 
 def _adapter(name: str) -> str:
     """Return the name of an adapter; MODULE:CLASS is registered first."""
-    module, colon, attribute = name.partition(":")
-    if not colon:
+    if ":" not in name:
         return name
-    try:
-        kind = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as reason:
-        raise _UsageError(f"{name} cannot be imported: {reason}.") from None
-    return registry.register_adapter(kind, replace=True).name
+    return registry.register_adapter(imported(name), replace=True).name
 
 
 def _beside(path: Path, page: Path) -> str:

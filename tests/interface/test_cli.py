@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid import cli, problems, progress
+from dae_hybrid import command, problems, progress
 from dae_hybrid.cli import main
 from dae_hybrid.problems import em_hysteresis, five_bar, five_bar_ali3p, hybrid_ode
 from dae_hybrid.report import plotting
@@ -297,7 +297,7 @@ def test_an_interrupt_is_one_line(capsys, monkeypatch):
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "simulate", interrupt)
+    monkeypatch.setattr(command, "simulate", interrupt)
     assert main(["run", "hybrid_ode"]) == 130
     assert capsys.readouterr().err == "dae-hybrid: interrupted\n"
 
