@@ -10,7 +10,6 @@ import ast
 import keyword
 import math
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -57,6 +56,8 @@ REFUSED: dict[type[ast.AST], str] = {
 }  # fmt: skip
 #: characters outside of quoted names
 _FOREIGN = re.compile(r"[^A-Za-z0-9_ .,+\-*/()\[\]<>=!@:\t\r\n]")
+#: a letter right after a number, such as in 1if, which Python reads with a warning
+_JOINED = re.compile(r"(?<![\w.])(?>(?:\d[\d.]*|\.\d+)(?:[eE][+-]?\d+)?)[A-Za-z_]")
 _QUOTED = re.compile(r"`((?:[^`\n]|``)+)`")
 #: letter of the placeholders that stand for quoted names; it cannot occur outside of quotes
 _MARK = "\u0298"
@@ -118,10 +119,11 @@ class Expression:
         self.line = re.sub(r"\s", " ", self.line).strip()
         if not self.line:
             raise GrammarError("the expression is empty", 0)
+        joined = _JOINED.search(self.line)
+        if joined is not None:
+            raise GrammarError("a letter follows a number", self._index(joined.end() - 1))
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                self.body = ast.parse(self.line, mode="eval").body
+            self.body = ast.parse(self.line, mode="eval").body
         except SyntaxError as reason:
             offset = self._index(reason.offset - 1 if reason.offset else len(self.line))  # 0: at the end
             raise GrammarError(f"not an expression: {reason.msg.split(';')[0]}", offset) from None
