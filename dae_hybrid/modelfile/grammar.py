@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import casadi as ca
 import numpy as np
 
-from dae_hybrid.modelfile.limits import MAX_DEPTH, MAX_ENTRIES, MAX_LENGTH, MAX_NODES, MAX_WORK
+from dae_hybrid.modelfile.limits import MAX_DEPTH, MAX_ENTRIES, MAX_LENGTH, MAX_NODES, MAX_WORK, SCALAR_WORK
 from dae_hybrid.statement.discontinuities import smooth
 
 #: elementwise functions of one argument, by name
@@ -232,7 +232,8 @@ class Evaluator:
     def _spend(self, node: ast.AST, entries: int, work: int | None = None) -> None:
         if entries > MAX_ENTRIES:
             self._refuse(node, f"a matrix with {entries} entries is larger than the limit of {MAX_ENTRIES}")
-        self.work += entries if work is None else work
+        nodes = SCALAR_WORK if self.kind is ca.SX else 1  # every entry of SX is a node
+        self.work += nodes * (entries if work is None else work)
         if self.work > MAX_WORK:
             self._refuse(node, f"the intermediate results of the file have more than {MAX_WORK} entries")
 
@@ -314,7 +315,7 @@ class Evaluator:
 
     def _binop(self, node: ast.BinOp, depth: int) -> Any:
         left, right = self._single(node.left, depth), self._single(node.right, depth)
-        if isinstance(node.op, ast.MatMult):
+        if isinstance(node.op, ast.MatMult) and self.kind is ca.MX:
             return self._product(node, left, right)
         return self._combined(node, node.op, left, right)
 
@@ -438,6 +439,8 @@ class Evaluator:
             return self._called(node, self.functions[name], [self._single(part, depth) for part in node.args])
         if in_backticks or name not in FUNCTIONS:
             self._refuse(node, f"there is no function '{name}'")
+        if self.kind is ca.SX and name not in SCALAR:
+            self._refuse(node, f"{name}() has no meaning in a function of kind scalar")
         count = FUNCTIONS[name]
         if len(node.args) not in count:
             wanted = "1 or more" if len(count) > 2 else " or ".join(map(str, count))
@@ -672,3 +675,5 @@ _BY_COUNT: dict[Sequence[int], tuple[str, ...]] = {
 }
 #: legal numbers of arguments of every function, by name
 FUNCTIONS = {name: count for count, names in _BY_COUNT.items() for name in names}
+#: functions in functions of kind scalar; others would be written out there entry by entry
+SCALAR = frozenset((*UNARY, *BINARY, "where", "nz", "vertcat", "pattern"))

@@ -10,5 +10,7 @@ MAX_DEPTH = 100
 MAX_ENTRIES = 1_000_000
 #: nonzero entries of all intermediate results of a file
 MAX_WORK = 100_000_000
+#: how many of these an entry of a result in a function of kind scalar counts for
+SCALAR_WORK = 100
 #: bytes of a model file, and of a data file beside it
 MAX_FILE_SIZE = 100_000_000

@@ -140,6 +140,38 @@ def test_a_definition_with_the_data_of_another_entry_is_refused() -> None:
         read_text(text)
 
 
+@pytest.mark.parametrize(
+    "text", ["det(nz(x, [0, 1, 2, 0], pattern(2, 2)))", "x @ x", "sum(x)", "repmat(x, 1, 9)", "other(x)"]
+)
+def test_functions_of_scalars_have_scalar_operations_only(text: str) -> None:
+    functions = f"""[functions.other]
+kind = "scalar"
+inputs = {{x = 3}}
+outputs = {{y = "x[0]"}}
+[functions.f]
+kind = "scalar"
+inputs = {{x = 3}}
+outputs = {{y = "{text}"}}
+"""
+    with pytest.raises(dh.ModelFileError, match=r"has no meaning|no function") as caught:
+        read_text(BALL + functions)
+    assert (caught.value.line, caught.value.entry) == (BALL.count("\n") + 8, "functions.f.outputs.y")
+
+
+def test_functions_of_many_scalars_are_refused() -> None:
+    steps = "\n".join(f'd{i} = "sin(d{i + 1})"' for i in range(100))
+    text = f"""[functions.f]
+kind = "scalar"
+inputs = {{x = 100000}}
+outputs = {{y = "d0"}}
+[functions.f.definitions]
+{steps}
+d100 = "x"
+"""
+    with pytest.raises(dh.ModelFileError, match="intermediate"):
+        read_text(BALL + text)
+
+
 def test_long_chains_of_definitions_need_no_recursion() -> None:
     chain = "\n".join(f'd{i} = "d{i + 1} + 1"' for i in range(5000))
     text = BALL.replace('fall = "-g"', f'fall = "-g + 0*d0"\n{chain}\nd5000 = "e"')
