@@ -271,14 +271,14 @@ class ChunkTable:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._told():
-            self._db.execute("begin immediate")
             try:
+                self._db.execute("begin immediate")
                 yield self._db
-            except BaseException:
+                self._db.execute("commit")
+            except BaseException:  # also Ctrl-C while another client's transaction is waited for
                 if self._db.in_transaction:  # not after an error for which SQLite has rolled back
                     self._db.execute("rollback")
                 raise
-            self._db.execute("commit")
 
     @contextmanager
     def _told(self) -> Iterator[None]:

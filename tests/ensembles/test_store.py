@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import shutil
 import signal
 import socket
@@ -13,6 +14,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import client
@@ -411,6 +413,23 @@ def test_claims_of_an_ended_call_of_this_process_are_free(tmp_path: Path) -> Non
         one.release()
     assert len(other.claim(5)) == 2
     other.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="os.kill ends a process there")
+def test_ctrl_c_while_a_claim_waits_leaves_no_transaction_open(tmp_path: Path) -> None:
+    one = ChunkTable(tmp_path / "table")
+    one.lay_out(10, 5)
+    other = sqlite3.connect(tmp_path / "table", isolation_level=None, check_same_thread=False)
+    other.execute("begin immediate")
+    interrupt, let_go = Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)), Timer(0.5, other.execute, ("rollback",))
+    interrupt.start()
+    let_go.start()
+    with pytest.raises(KeyboardInterrupt):
+        one.claim(1)
+    let_go.join()
+    assert len(one.claim(2)) == 2
+    other.close()
+    one.close()
 
 
 def test_halves_of_a_block_are_not_for_two_clients(tmp_path: Path) -> None:
