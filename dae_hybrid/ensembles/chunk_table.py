@@ -9,7 +9,7 @@ import sqlite3
 import time
 import uuid
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -110,11 +110,35 @@ class ChunkTable:
                 block for (block,) in self._db.execute("select distinct block from chunks where state = ?", (DONE,))
             ]
 
-    def repeat(self, blocks: Sequence[int]) -> None:
-        """Let all chunks of some blocks wait again."""
+    # -- repetitions ----------------------------------------------------------------------------------------
+
+    def repeat(self, blocks: Sequence[int], clear: Callable[[int, int], None]) -> None:
+        """Let the chunks of some blocks that are done wait again; `clear` empties the rows of their runs."""
         with self._transaction() as db:
             for block in blocks:
-                db.execute("update chunks set state = ? where block = ? and state = ?", (WAITING, block, DONE))
+                done = db.execute("select first, last, block from chunks where block = ? and state = ?", (block, DONE))
+                self._repeat(db, done.fetchall(), clear)
+
+    def retry_lost(self, clear: Callable[[int, int], None]) -> None:
+        """Let the runs wait again that were given up because their workers were lost; `clear` empties their rows."""
+        with self._transaction() as db:
+            lost = db.execute(
+                "select first, last, block from chunks join failures on run = first "
+                "where state = ? and json_extract(report, '$.kind') = ?",
+                (DONE, WorkerLostError.__name__),
+            )
+            self._repeat(db, lost.fetchall(), clear)
+
+    def _repeat(
+        self, db: sqlite3.Connection, chunks: Sequence[tuple[int, int, int]], clear: Callable[[int, int], None]
+    ) -> None:
+        """Let chunks wait; others cannot claim one meanwhile, and a block that one of them writes is not cleared."""
+        self._release_abandoned(db)
+        for first, last, block in chunks:
+            db.execute("delete from failures where run >= ? and run < ?", (first, last))
+            db.execute("update chunks set state = ?, attempts = 0, error = null where first = ?", (WAITING, first))
+            if not db.execute("select 1 from chunks where state = ? and block = ?", (RUNNING, block)).fetchone():
+                clear(first, last)
 
     # -- claims ---------------------------------------------------------------------------------------------
 
@@ -216,19 +240,6 @@ class ChunkTable:
                     (last, chunk.last, state, attempts, error, chunk.first),
                 )
         return False
-
-    def retry_lost(self) -> list[int]:
-        """Let the runs wait again that were given up because their workers were lost; return their numbers."""
-        with self._transaction() as db:
-            lost = db.execute(
-                "select run from failures where json_extract(report, '$.kind') = ?", (WorkerLostError.__name__,)
-            ).fetchall()
-            db.executemany("delete from failures where run = ?", lost)
-            db.executemany(
-                "update chunks set state = ?, attempts = 0, error = null where first = ?",
-                ((WAITING, *row) for row in lost),  # each is a chunk of its own
-            )
-        return [run for (run,) in lost]
 
     def _store(self, db: sqlite3.Connection, failures: Sequence[FailedRun]) -> None:
         db.executemany(

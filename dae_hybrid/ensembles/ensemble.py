@@ -141,10 +141,8 @@ def ensemble(
     path = None if store is None else store_path(store)
     facts = None if path is None else identity(case, strict, duality) | {"outputs": list(layout.outputs.names)}
     found = None if path is None or facts is None else _opened(path, facts, given)
-    if found is not None and path is not None and retry_lost:
-        found = Ensemble._opened(path, is_read_only=False)
-        for run in found._table.retry_lost():
-            found._arrays.write(run, layout.empty_rows(1))
+    if found is not None and retry_lost:
+        found._retry_lost()
     if found is not None and found.complete:
         return found._with(case)
     cancellation = Cancellation() if cancellation is None else cancellation

@@ -177,9 +177,18 @@ class Ensemble:
                 f"The store {str(path)!r} lacks files of {len(lost)} chunks that are done.",
                 remedy="Repeat the call of dh.ensemble with this store: it carries out their runs again.",
             )
+        found = cls(layout, arrays, table, arrays.t, path, facts)
         if lost:
-            table.repeat(lost)
-        return cls(layout, arrays, table, arrays.t, path, facts)
+            table.repeat(lost, found._clear)
+        return found
+
+    def _retry_lost(self) -> None:
+        """Let the runs wait again whose workers were lost."""
+        self._table.retry_lost(self._clear)
+
+    def _clear(self, first: int, last: int) -> None:
+        """Empty the rows of the runs ``first`` to ``last - 1``."""
+        self._arrays.write(first, self.layout.empty_rows(last - first))
 
     def _with(self, case: CheckedCall) -> Ensemble:
         """Return the results so far, read anew, with the call that repeats single runs."""

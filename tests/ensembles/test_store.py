@@ -25,6 +25,7 @@ import pytest
 import dae_hybrid as dh
 from dae_hybrid.ensembles import chunk_table, identity, scheduling
 from dae_hybrid.ensembles.chunk_table import DONE, RUNNING, ChunkTable
+from dae_hybrid.ensembles.failures import FailedRun, report_of
 from dae_hybrid.ensembles.result import ARRAYS, TABLE
 from dae_hybrid.ensembles.results_store import ZarrArrays
 
@@ -273,6 +274,41 @@ def test_runs_whose_files_are_lost_are_carried_out_again(system: dh.HybridSystem
     ).complete
     assert min(runs) >= client.COUNT - 9
     assert files(path) == files(whole)
+
+
+def test_runs_to_be_repeated_are_neither_done_nor_failed(system: dh.HybridSystem, whole: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(whole, tmp_path / "store")
+    table = ChunkTable(path / TABLE)
+    report = report_of(dh.WorkerLostError("killed"))
+    with table._transaction() as db:
+        table._store(db, [FailedRun(0, report)])
+    table.close()
+    (path / ARRAYS / "values/c/0/0").unlink()
+    part = dh.ensemble(system, (0, 1), store=path, progress=stop_after(0), **client.CALL)
+    opened = dh.Ensemble.open(path)
+    assert np.isfinite(opened.values[opened.done]).all()
+    assert opened.done.sum() == opened.statistics["done"] == part.done.sum()
+    whole_again = dh.ensemble(system, (0, 1), store=path, **client.CALL)
+    assert whole_again.ok.all()
+    assert not whole_again.failures
+
+
+def test_runs_are_repeated_without_writing_to_files_of_other_clients(tmp_path: Path) -> None:
+    one, other = ChunkTable(tmp_path / "table"), ChunkTable(tmp_path / "table")
+    one.lay_out(4, 2)
+    cleared: list[tuple[int, int]] = []
+    given_up = FailedRun(0, report_of(dh.WorkerLostError("killed")))
+    for chunk in one.claim(2):
+        one.lose(chunk, "killed", 2, is_certain=True)
+    lost, _, later, _ = one.claim(4)
+    one.finish([(lost, [given_up]), (later, [given_up._replace(run=2)])])
+    other.retry_lost(lambda first, last: cleared.append((first, last)))
+    assert not cleared  # `one` runs the other halves
+    assert not other.n_failures()
+    one.release()
+    assert [(own.first, own.attempts) for own in other.claim(4)] == [(0, 0), (1, 1), (2, 0), (3, 1)]
+    one.close()
+    other.close()
 
 
 @pytest.mark.parametrize("name", ["given", "given/c/0/0", "t", "t/c/0", "values"])
