@@ -296,8 +296,10 @@ class ChunkTable:
         try:
             yield
         except sqlite3.Error as reason:
+            is_damaged = not isinstance(reason, sqlite3.OperationalError) or "no such" in str(reason)
             raise StoreError(
-                f"The table of chunks {self._name!r} cannot be read or written: {reason}.", remedy=REMEDY
+                f"The table of chunks {self._name!r} cannot be read or written: {reason}.",
+                remedy=REMOVE if is_damaged else REMEDY,
             ) from reason
 
 

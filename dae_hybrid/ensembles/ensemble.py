@@ -74,8 +74,8 @@ def ensemble(
     outputs : str or sequence of str, optional
         Variables, memory and signals to keep at the times `t_eval`; default all variables and memory, [] none.
     executor : optional
-        ``"threads"`` (default) of this process; ``"processes"``, fresh interpreters on this machine, which a failure of
-        compiled code or the lack of memory may kill; the address of a Dask scheduler (``"tcp://host:8786"``), a
+        ``"threads"`` (default) of this process; ``"processes"``, fresh interpreters on this machine, which a crash of
+        compiled code or a lack of memory may kill; the address of a Dask scheduler (``"tcp://host:8786"``), a
         `distributed.Client` or a Dask cluster; any `concurrent.futures.Executor`, such as
         `mpi4py.futures.MPIPoolExecutor`; or a function that creates one, so that it can be replaced if a lost worker
         breaks it.

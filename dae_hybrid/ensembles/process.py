@@ -129,10 +129,11 @@ def main() -> None:
             os._exit(0)
         work, arguments = tasks.get()
         try:
-            answer = True, work(*arguments)
+            content = pickle.dumps((True, work(*arguments)))
         except Exception as error:
-            answer = False, error if isinstance(error, DaeHybridError | MemoryError) else _worded(error)
-        content = pickle.dumps(answer)
+            content = pickle.dumps(
+                (False, error if isinstance(error, DaeHybridError | MemoryError) else _worded(error))
+            )
 
 
 def _worded(error: Exception) -> EnsembleError:

@@ -145,8 +145,6 @@ class Ensemble:
             `store` is not a path.
         StoreError
             There is no store, it was written by another version of the library, or it is damaged.
-        OptionError
-            `store` is not a path.
 
         Notes
         -----

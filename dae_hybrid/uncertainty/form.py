@@ -192,7 +192,7 @@ class Form:
                 f"n / replicates must be at least {len(centres)}, the number of design points and one; got {count} / "
                 f"{parts}."
             )
-        own = np.tile(np.arange(each) * len(centres) // each, parts)  # consecutive Sobol points are balanced
+        own = np.tile(np.arange(each) * len(centres) // each, parts)  # consecutive Sobol points are nearly balanced
         u, shares = z + centres[own], np.bincount(own) / count
         runs = state.sample(u, execution=Execution(executor, workers, store, progress))
         effect = "failed runs count as not beyond the limit."

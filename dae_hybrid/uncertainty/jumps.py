@@ -30,7 +30,7 @@ from dae_hybrid.uncertainty.runs import cheapest
 
 #: runs that are neighbours of one, and directions in which they are near if there are more parameters
 NEIGHBOURS, DIRECTIONS = 8, 5
-#: edges searched for each pair of sequences; limits on the runs for one edge, and for a sample unless a share is more
+#: edges searched for each pair of sequences; runs for one edge; runs for a sample, the larger of a number and a share
 MAX_EDGES, MAX_RUNS, LEAST_RUNS, SHARE_OF_RUNS = 20, 60, 400, 0.25
 #: bisection of an edge ends at this share of its length
 WIDTH = 1e-5
@@ -147,6 +147,7 @@ def _changes_on(
     analysis = cheapest(int(np.count_nonzero(direction)))
     # from 1 to 2, so that positions are as large as the direction
     line = Line(system, t_span, [functional], one - direction, direction, analysis, adapter, options)
+    budget.left -= 2
     try:
         left, right = line(1.0), line(2.0)
     except DaeHybridError:
@@ -160,7 +161,7 @@ def _changes_on(
         return []
     own = Budget(MAX_RUNS - 2)
     found = list(changes_between(line, left, right, scales, own))
-    budget.left -= own.spent + 2
+    budget.left -= own.spent
     return [_certain(change, errors) for change in found]
 
 
