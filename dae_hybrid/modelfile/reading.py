@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ import numpy as np
 
 from dae_hybrid.errors import ModelError
 from dae_hybrid.modelfile.document import Document
-from dae_hybrid.modelfile.grammar import DATA, FUNCTIONS, Evaluator, Expression, Pattern
+from dae_hybrid.modelfile.grammar import DATA, FUNCTIONS, Evaluator, Expression, GrammarError, Pattern
 from dae_hybrid.modelfile.limits import MAX_ENTRIES
 from dae_hybrid.modelfile.positions import Path
 from dae_hybrid.statement.declarations import Functional, MotionStatement, Series
@@ -103,8 +104,17 @@ class Names(dict[str, Any]):
                 raise self.document.error(path, f"the definition depends on itself: {' -> '.join(cycle[:8])}")
             with self.document.at(path):
                 begun[name] = Expression(value) if isinstance(value, str) else None
+                self._refuse_data(begun[name])
             used = begun[name]
             waiting.append(iter([] if used is None else list(used.used())))
+
+    def _refuse_data(self, text: Expression | None) -> None:
+        """Refuse the name of a row of data in a definition if the model has that name: its use would decide."""
+        if text is None or self.path != ("definitions",) or (DATA not in self and DATA not in self._pending):
+            return
+        for node in ast.walk(text.body):
+            if isinstance(node, ast.Name) and text.name(node.id) == (DATA, False):
+                raise GrammarError(f"'{DATA}' is ambiguous: write `{DATA}` for the name of the model", text.place(node))
 
     def value(self, path: Path, given: Any) -> Any:
         """The value of an expression: text, a number, or a list of these."""
