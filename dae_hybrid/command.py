@@ -325,8 +325,11 @@ def _fit(arguments: argparse.Namespace) -> None:
 
 def _table(path: Path, wanted: set[str]) -> dict[str, Any]:
     """Columns of a CSV file; an empty cell is a missing value."""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (UnicodeDecodeError, csv.Error) as reason:
+        raise UsageError(f"{path} is not a CSV file in UTF-8: {reason}.") from None
     missing = sorted(name for name in wanted if not rows or rows[0].get(name) is None)
     if missing:
         known = ", ".join(map(str, rows[0])) if rows else "none"

@@ -174,7 +174,7 @@ class Document:
         wanted = [self.string(at, value["column"])] if single else self.strings(at, value["columns"])
         file = self._data_file((*path, "csv"), self.string((*path, "csv"), value["csv"]))
         try:
-            with file.open(encoding="utf-8", newline="") as lines:
+            with file.open(encoding="utf-8-sig", newline="") as lines:
                 reader = csv.reader(lines)
                 header = [cell.strip() for cell in next(reader, [])]
                 for name in wanted:

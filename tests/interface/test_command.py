@@ -150,3 +150,13 @@ def test_errors_of_files_have_a_place(decay: str, capsys: Any) -> None:
     assert capsys.readouterr().err.startswith(f"dae-hybrid: {decay}:12:18: modes.run.ode.y: 'z' is not declared")
     assert main(["run", "none.toml"]) == 1
     assert "none.toml" in capsys.readouterr().err
+
+
+def test_tables_in_other_encodings(decay: str, tmp_path: Path, capsys: Any) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("t,y\n0.5,1.2\n1,0.7\n", encoding="utf-8-sig")
+    arguments = ["fit", decay, "--data", str(table), "--measured", "y", "--free", "k"]
+    assert main(arguments) == 0
+    table.write_bytes(b"t,y\n0.5,\xff\n")
+    assert main(arguments) == 2
+    assert "is not a CSV file in UTF-8" in capsys.readouterr().err

@@ -191,7 +191,7 @@ def with_signal(folder: Path, data: str) -> Path:
 
 def test_data_from_csv(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "push.csv").write_text("p, t\n0,0\n\n3,1\n", encoding="utf-8")
+    (tmp_path / "in" / "push.csv").write_text("p, t\n0,0\n\n3,1\n", encoding="utf-8-sig")
     signal = read_file(with_signal(tmp_path, 'csv = "in/push.csv"')).model.declarations["push"].signal
     assert signal is not None
     assert (signal.knots.tolist(), np.array(signal.values.to_DM()).ravel().tolist()) == ([0, 1], [0, 3])
@@ -264,3 +264,17 @@ def test_changed_files_are_read_or_refused(changed: list[tuple[tuple[int, int], 
             found = reason
         is_error = isinstance(found, dh.ModelFileError)
         assert str(found).startswith("<text>") if is_error else isinstance(found.model, dh.HybridModel)
+
+
+def test_the_name_data_in_a_definition_is_refused_if_the_model_has_it() -> None:
+    text = """
+[variables]
+data = {}
+[definitions]
+r = "1 - data"
+[functionals]
+f = {at_times = [{times = [0.1, 0.2], data = [7, 8], value = "r"}]}
+"""
+    with pytest.raises(dh.ModelFileError, match=r"<text>:5:10: definitions.r: 'data' is ambiguous"):
+        read_text(text)
+    read_text(text.replace("1 - data", "1 - `data`"))
