@@ -330,7 +330,10 @@ def _table(path: Path, wanted: set[str]) -> dict[str, Any]:
             rows = list(csv.DictReader(file))
     except (UnicodeDecodeError, csv.Error) as reason:
         raise UsageError(f"{path} is not a CSV file in UTF-8: {reason}.") from None
-    missing = sorted(name for name in wanted if not rows or rows[0].get(name) is None)
+    short = next((i for i, row in enumerate(rows, 1) if None in row.values()), None)
+    if short is not None:
+        raise UsageError(f"{path}: data row {short} has too few cells.")
+    missing = sorted(name for name in wanted if not rows or name not in rows[0])
     if missing:
         known = ", ".join(map(str, rows[0])) if rows else "none"
         raise UsageError(f"{path} has no column {', '.join(missing)}; its columns are {known}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 import tomllib
@@ -16,11 +17,12 @@ from numpy.typing import NDArray
 
 from dae_hybrid.errors import ModelError, ModelFileError
 from dae_hybrid.modelfile.grammar import GrammarError
-from dae_hybrid.modelfile.limits import MAX_ENTRIES, MAX_FILE_SIZE
+from dae_hybrid.modelfile.limits import MAX_ENTRIES, MAX_FILE_SIZE, MAX_NESTING
 from dae_hybrid.modelfile.positions import Path as EntryPath
 from dae_hybrid.modelfile.positions import Positions
 
 Format = Literal["toml", "json"]
+_DOTTED = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{MAX_NESTING}}}""", re.ASCII)
 
 
 class Document:
@@ -48,6 +50,10 @@ class Document:
         self._text = text.replace("\r\n", "\n")
         if len(text) > MAX_FILE_SIZE:
             self._syntax(f"the file has {len(text)} characters, more than {MAX_FILE_SIZE}", None)
+        if self._toml and (dotted := _DOTTED.search(self._text)):  # each part is a table
+            line = self._text.count("\n", 0, dotted.start()) + 1
+            column = dotted.start() - self._text.rfind("\n", 0, dotted.start())
+            self._syntax(f"a name of more than {MAX_NESTING} parts between dots", (line, column))
         try:
             content = tomllib.loads(text) if self._toml else json.loads(
                 text, object_pairs_hook=_without_repetition, parse_constant=_no_constant
@@ -64,6 +70,8 @@ class Document:
             self._syntax(str(reason).split(";")[0], None)
         if not isinstance(content, dict):
             self._syntax("the file must contain a table", (1, 1))
+        if _nesting(content) > MAX_NESTING:
+            self._syntax(f"tables and lists are nested more than {MAX_NESTING} deep", None)
         self.content: dict[str, Any] = content
 
     # -- errors -------------------------------------------------------------------------------------------
@@ -218,6 +226,17 @@ class Document:
         if size > MAX_FILE_SIZE:
             raise self.error(path, f"{name} has {size} bytes, more than {MAX_FILE_SIZE}")
         return file
+
+
+def _nesting(content: dict[str, Any]) -> int:
+    """Depth of tables and lists."""
+    level: list[Any] = [content]
+    for depth in itertools.count():
+        inner = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)]
+        if not inner:
+            return depth
+        level = [entry for part in inner for entry in part]
+    raise AssertionError
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

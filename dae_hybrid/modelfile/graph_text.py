@@ -16,7 +16,7 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.errors import UnsupportedError
-from dae_hybrid.modelfile.grammar import BINARY, UNARY, quoted
+from dae_hybrid.modelfile.grammar import BINARY, FUNCTIONS, UNARY, quoted
 from dae_hybrid.modelfile.limits import MAX_LENGTH
 from dae_hybrid.statement.discontinuities import SMOOTH
 
@@ -134,10 +134,7 @@ class Functions:
             return found
         table = self._table(function)
         key = function.name()
-        if (
-            key in (*CALLS.values(), "where", "solve", "range", "pattern", "sum", "full", "nz")
-            or not key.isidentifier()
-        ):
+        if key in FUNCTIONS or key == "range" or not key.isidentifier():
             key = f"f_{key}"
         numbered = (f"{key}_{count}" for count in itertools.count(2))
         key = next(name for name in (key, *itertools.islice(numbered, len(self.tables))) if name not in self.tables)

@@ -12,5 +12,7 @@ MAX_ENTRIES = 1_000_000
 MAX_WORK = 100_000_000
 #: how many of these an entry of a result in a function of kind scalar counts for
 SCALAR_WORK = 100
+#: depth of tables and lists, and parts of a dotted key
+MAX_NESTING = 32
 #: bytes of a model file, and of a data file beside it
 MAX_FILE_SIZE = 100_000_000

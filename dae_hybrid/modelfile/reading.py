@@ -18,6 +18,7 @@ from dae_hybrid.modelfile.limits import MAX_ENTRIES
 from dae_hybrid.modelfile.positions import Path
 from dae_hybrid.statement.declarations import Functional, MotionStatement, Series
 from dae_hybrid.statement.discontinuities import are_smooth
+from dae_hybrid.statement.expressions import limits
 from dae_hybrid.statement.model import HybridModel
 
 #: version of the format, the value of the key ``dae_hybrid``
@@ -238,6 +239,8 @@ class Reader:
                 self._names[name] = self._model.parameter(name, value, size=size, **self._words(path, entry))
             if "lower" in entry or "upper" in entry:
                 bounds[name] = self._bounds(path, entry)
+                with self._doc.at(path):
+                    limits(f"lower and upper of '{name}'", bounds[name], self._model.declarations[name].size)
         kinds = {}
         for name, given in variables.items():
             path = ("variables", name)

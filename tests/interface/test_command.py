@@ -160,3 +160,10 @@ def test_tables_in_other_encodings(decay: str, tmp_path: Path, capsys: Any) -> N
     table.write_bytes(b"t,y\n0.5,\xff\n")
     assert main(arguments) == 2
     assert "is not a CSV file in UTF-8" in capsys.readouterr().err
+
+
+def test_rows_that_are_too_short_are_refused(decay: str, tmp_path: Path, capsys: Any) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("t,y\n0.5,1.2\n1\n")
+    assert main(["fit", decay, "--data", str(table), "--measured", "y", "--free", "k"]) == 2
+    assert "data row 2 has too few cells" in capsys.readouterr().err

@@ -278,3 +278,29 @@ f = {at_times = [{times = [0.1, 0.2], data = [7, 8], value = "r"}]}
     with pytest.raises(dh.ModelFileError, match=r"<text>:5:10: definitions.r: 'data' is ambiguous"):
         read_text(text)
     read_text(text.replace("1 - data", "1 - `data`"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"name{'.a' * 3000} = 1",
+        f"run.rtol{'.a' * 100_000} = 1",
+        f'build."x"{'."a"' * 50}.eliminate = 1',
+        f"[run]\nrtol = {'[' * 200}{']' * 200}",
+        f"[{'.'.join('a' * 40)}]",
+    ],
+)
+def test_deep_names_and_lists_are_refused(text: str) -> None:
+    with pytest.raises(dh.ModelFileError, match=r"parts between dots|nested"):
+        read_text(text)
+
+
+def test_deep_objects_are_refused() -> None:
+    with pytest.raises(dh.ModelFileError, match="nested"):
+        read_text(f'{{"name": {'{"a": ' * 500}1{"}" * 500}}}', "json")
+
+
+@pytest.mark.parametrize("bounds", ["lower = 3, upper = 1", "lower = [1, 2]", "lower = [[1]]"])
+def test_bounds_of_a_parameter_are_checked(bounds: str) -> None:
+    with pytest.raises(dh.ModelFileError, match=r"lower and upper of 'g'"):
+        read_text(BALL.replace("lower = 9.0", bounds))
