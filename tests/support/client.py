@@ -26,6 +26,11 @@ def decay() -> dh.HybridSystem:
     return m.build()
 
 
+def direct(system: dh.HybridSystem) -> dh.Batch:
+    """Return the runs of the call as a batch."""
+    return dh.batch(system, (0, 1), **{name: value for name, value in CALL.items() if name != "chunk"})
+
+
 def tell(what: object) -> None:
     """Write a line at once."""
     sys.stdout.write(f"{what}\n")
