@@ -15,9 +15,10 @@ from pathlib import Path
 from types import ModuleType
 
 from dae_hybrid import __version__, problems
-from dae_hybrid.command import UsageError, add_commands, imported
+from dae_hybrid.command import add_commands
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.interface import registry
+from dae_hybrid.named_models import UsageError, imported
 from dae_hybrid.progress import Progress
 from dae_hybrid.report import validation_figures, validation_report
 from dae_hybrid.report.plotting import save

@@ -6,25 +6,20 @@ import argparse
 import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dae_hybrid import problems
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.fitting.experiment import Experiment
 from dae_hybrid.fitting.fit import fit
 from dae_hybrid.interface.api import adjoint_gradient, simulate
 from dae_hybrid.interface.gradient_check import check_gradient
-from dae_hybrid.modelfile.files import read_file
+from dae_hybrid.named_models import NamedModel, UsageError, named_model
 from dae_hybrid.port.records import EventRecord
 from dae_hybrid.progress import Progress
 from dae_hybrid.report.plotting import save
-from dae_hybrid.statement.model import HybridModel
-from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import align
 from dae_hybrid.trajectory.datasets import optional
 from dae_hybrid.trajectory.trajectory import Trajectory
@@ -35,59 +30,8 @@ MAX_COLUMNS = 6
 AGREEMENT = 1e4
 
 
-class UsageError(Exception):
-    """Invalid command line; the message is shown to the user."""
-
-
 class CheckError(DaeHybridError):
     """Gradients by two methods differ."""
-
-
-@dataclass
-class Named:
-    """A model by its name on the command line, with defaults of its runs."""
-
-    name: str
-    title: str
-    build: Callable[[], HybridSystem]
-    run: Mapping[str, Any] = field(default_factory=dict)
-    bounds: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-
-
-def imported(text: str) -> Any:
-    """The object named ``package.module:attribute``."""
-    module, _, attribute = text.partition(":")
-    try:
-        return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as reason:
-        raise UsageError(f"{text} cannot be imported: {reason}.") from None
-
-
-def named(name: str) -> Named:
-    """The model of a file, of a function or of a worked problem.
-
-    Raises
-    ------
-    UsageError
-        A function is missing or returns no model.
-    UnknownProblemError
-        The problem does not exist.
-    ModelFileError
-        The file is no model file.
-    """
-    if name.lower().endswith((".toml", ".json")):
-        file = read_file(name)
-        return Named(name, file.model.name, lambda: file.model.build(**file.build), file.run, file.bounds)
-    if ":" in name:
-        found = imported(name)
-        made = found() if callable(found) else found
-        if isinstance(made, HybridModel):
-            return Named(name, made.name, made.build)
-        if not isinstance(made, HybridSystem):
-            raise UsageError(f"{name} must return a HybridModel or a HybridSystem, got {type(made).__name__}.")
-        return Named(name, made.name, lambda: made)
-    problem = problems.load(name)
-    return Named(name, problems.TITLES[name], problem.system, {"t_span": problem.t_span})
 
 
 # -- the parser -------------------------------------------------------------------------------------------
@@ -148,7 +92,7 @@ def _command(
 # -- what the commands share ------------------------------------------------------------------------------
 
 
-def _span(model: Named, arguments: argparse.Namespace) -> tuple[float, float]:
+def _span(model: NamedModel, arguments: argparse.Namespace) -> tuple[float, float]:
     if arguments.t_span is not None and arguments.t_end is not None:
         raise UsageError("--t-span and --t-end exclude each other.")
     given = model.run.get("t_span") if arguments.t_span is None else arguments.t_span
@@ -157,7 +101,7 @@ def _span(model: Named, arguments: argparse.Namespace) -> tuple[float, float]:
     return given[0], given[1] if arguments.t_end is None else arguments.t_end
 
 
-def _options(model: Named, arguments: argparse.Namespace) -> dict[str, Any]:
+def _options(model: NamedModel, arguments: argparse.Namespace) -> dict[str, Any]:
     """Tolerances and parameters."""
     found: dict[str, Any] = {}
     for key, default in (("rtol", 1e-8), ("atol", 1e-12)):
@@ -207,7 +151,7 @@ def _write(path: Path, columns: Mapping[str, Any]) -> None:
 
 def _run(arguments: argparse.Namespace) -> None:
     output = _checked(arguments.output, ".csv", ".json", ".nc", ".parquet")
-    model = named(arguments.name)
+    model = named_model(arguments.name)
     span, options = _span(model, arguments), _options(model, arguments)
     with Progress(arguments.name) as progress:
         progress.stage("building")
@@ -267,7 +211,7 @@ def _event_rows(sol: Trajectory) -> list[list[str]]:
 
 def _gradient(arguments: argparse.Namespace) -> None:
     output = _checked(arguments.output, ".csv", ".json")
-    model = named(arguments.name)
+    model = named_model(arguments.name)
     span, options = _span(model, arguments), _options(model, arguments)
     found = adjoint_gradient(model.build(), span, arguments.functional, wrt=arguments.wrt, **options)
     columns = _gradient_columns(found.functional, found.parameters, {"gradient": found.gradient})
@@ -292,7 +236,7 @@ def _gradient_columns(functional: str, parameters: Sequence[str], ways: Mapping[
 
 def _check(arguments: argparse.Namespace) -> None:
     output = _checked(arguments.output, ".csv", ".json")
-    model = named(arguments.name)
+    model = named_model(arguments.name)
     span, options = _span(model, arguments), _options(model, arguments)
     found = check_gradient(model.build(), span, arguments.functional, wrt=arguments.wrt, **options)
     print(found)
@@ -308,7 +252,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _fit(arguments: argparse.Namespace) -> None:
     output = _checked(arguments.output, ".csv", ".json")
-    model = named(arguments.name)
+    model = named_model(arguments.name)
     pairs = [text.partition("=") for text in arguments.measured]
     data = {variable: column or variable for variable, _, column in pairs}
     table = _table(arguments.data, {arguments.time, *data.values()})

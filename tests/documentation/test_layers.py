@@ -32,7 +32,7 @@ DOORS = {
 
 
 #: modules of the root that import from every layer
-FACE = [ROOT / "dae_hybrid" / name for name in ("__init__.py", "cli.py", "command.py")]
+FACE = [ROOT / "dae_hybrid" / name for name in ("__init__.py", "cli.py", "command.py", "named_models.py")]
 
 
 def layer_of(module: str) -> str | None:

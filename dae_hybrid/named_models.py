@@ -1,0 +1,64 @@
+"""Models by name: worked problems, functions of modules, and model files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from dae_hybrid import problems
+from dae_hybrid.modelfile.files import read_file
+from dae_hybrid.statement.model import HybridModel
+from dae_hybrid.system.system import HybridSystem
+
+
+class UsageError(Exception):
+    """Invalid command line; the message is shown to the user."""
+
+
+@dataclass
+class NamedModel:
+    """A model by its name on the command line, with defaults of its runs."""
+
+    name: str
+    title: str
+    build: Callable[[], HybridSystem]
+    run: Mapping[str, Any] = field(default_factory=dict)
+    bounds: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+
+
+def imported(text: str) -> Any:
+    """The object named ``package.module:attribute``."""
+    module, _, attribute = text.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as reason:
+        raise UsageError(f"{text} cannot be imported: {reason}.") from None
+
+
+def named_model(name: str) -> NamedModel:
+    """The model of a file, of a function or of a worked problem.
+
+    Raises
+    ------
+    UsageError
+        A function is missing or returns no model.
+    UnknownProblemError
+        The problem does not exist.
+    ModelFileError
+        The file is no model file.
+    """
+    if name.lower().endswith((".toml", ".json")):
+        file = read_file(name)
+        return NamedModel(name, file.model.name, lambda: file.model.build(**file.build), file.run, file.bounds)
+    if ":" in name:
+        found = imported(name)
+        made = found() if callable(found) else found
+        if isinstance(made, HybridModel):
+            return NamedModel(name, made.name, made.build)
+        if not isinstance(made, HybridSystem):
+            raise UsageError(f"{name} must return a HybridModel or a HybridSystem, got {type(made).__name__}.")
+        return NamedModel(name, made.name, lambda: made)
+    problem = problems.load(name)
+    return NamedModel(name, problems.TITLES[name], problem.system, {"t_span": problem.t_span})
