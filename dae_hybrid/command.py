@@ -1,4 +1,4 @@
-"""Commands of ``dae-hybrid`` that take a model by name: ``run``, ``gradient``, ``check`` and ``fit``."""
+"""Commands of ``dae-hybrid`` that take models by name: ``run``, ``gradient``, ``check``, ``fit`` and ``serve``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dae_hybrid.port.records import EventRecord
 from dae_hybrid.progress import Progress
 from dae_hybrid.report.plotting import save
 from dae_hybrid.tables import align
-from dae_hybrid.trajectory.datasets import optional
+from dae_hybrid.trajectory.datasets import gradient_columns, optional
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 #: an event table wider than this is hard to read
@@ -38,7 +38,7 @@ class CheckError(DaeHybridError):
 
 
 def add_commands(commands: Any) -> None:
-    """Add the four commands to the parser of ``dae-hybrid``."""
+    """Add the commands to the parser of ``dae-hybrid``."""
     run = _command(commands, "run", _run, "simulate a model")
     run.add_argument("--output", type=Path, metavar="FILE", help="write the trajectory as .csv, .json, .nc or .parquet")
     run.add_argument("--csv", type=Path, metavar="FILE", help="write the trajectory as CSV")
@@ -65,6 +65,33 @@ def add_commands(commands: Any) -> None:
     command.add_argument("--free", action="append", required=True, metavar="PARAMETER", help="may be repeated")
     command.add_argument("--sigma", type=float, metavar="S", help="standard deviation of the data")
     command.add_argument("--output", type=Path, metavar="FILE", help="write the estimates as .csv or .json")
+    _add_serve(commands)
+
+
+def _add_serve(commands: Any) -> None:
+    text = "serve models over HTTP"
+    command = commands.add_parser("serve", help=text, description=f"{text.capitalize()} (needs the extra 'serve').")
+    command.set_defaults(command=_serve)
+    command.add_argument(
+        "models", metavar="[NAME=]MODEL", nargs="+",
+        help="a name that `dae-hybrid list` lists, package.module:function, or a model file",
+    )  # fmt: skip
+    for flag, kind, metavar, help_text in (
+        ("--host", str, "ADDRESS", "address (default 127.0.0.1); one that other machines can reach needs a token"),
+        ("--port", int, "PORT", "port (default 8000)"),
+        ("--workers", int, "N", "worker processes (default: number of cores)"),
+        ("--queue", int, "N", "requests that may wait for a worker (default 64)"),
+        ("--token-file", Path, "FILE", "file with the token that requests must carry"),
+        ("--store", Path, "DIR", "directory of jobs, which the next server continues (default: a temporary one)"),
+        ("--dask", str, "ADDRESS", "Dask scheduler that runs the ensembles of jobs"),
+        ("--max-seconds", float, "S", "computing time per request (default 30)"),
+        ("--max-memory", float, "MB", "memory of a worker process (default 2000)"),
+        ("--max-body", float, "MB", "size of a request (default 4)"),
+        ("--max-outputs", int, "N", "numbers per response (default 2 million)"),
+        ("--max-steps", int, "N", "integration steps per run (default 1 million)"),
+        ("--max-runs", int, "N", "runs per job (default 1 million)"),
+    ):
+        command.add_argument(flag, type=kind, metavar=metavar, help=help_text)
 
 
 def _command(
@@ -214,7 +241,7 @@ def _gradient(arguments: argparse.Namespace) -> None:
     model = named_model(arguments.name)
     span, options = _span(model, arguments), _options(model, arguments)
     found = adjoint_gradient(model.build(), span, arguments.functional, wrt=arguments.wrt, **options)
-    columns = _gradient_columns(found.functional, found.parameters, {"gradient": found.gradient})
+    columns = gradient_columns(found.functional, found.parameters, {"gradient": found.gradient})
     rows = [["derivative", "value"], *([n, f"{v:.15g}"] for n, v in zip(*columns.values(), strict=True))]
     for i, value in enumerate(np.atleast_1d(found.value)):
         print(f"{found.functional}{f'[{i}]' if np.ndim(found.value) else ''} = {value:.15g}")
@@ -225,15 +252,6 @@ def _gradient(arguments: argparse.Namespace) -> None:
         _write(output, columns)
 
 
-def _gradient_columns(functional: str, parameters: Sequence[str], ways: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The names of derivatives, and a column of them for each way."""
-    found = {way: np.asarray(values) for way, values in ways.items()}
-    first = next(iter(found.values()))
-    heads = [f"d{functional}"] if first.ndim == 1 else [f"d{functional}[{i}]" for i in range(first.shape[0])]
-    names = [f"{head}/d{name}" for head in heads for name in parameters]
-    return {"derivative": names} | {way: values.ravel().tolist() for way, values in found.items()}
-
-
 def _check(arguments: argparse.Namespace) -> None:
     output = _checked(arguments.output, ".csv", ".json")
     model = named_model(arguments.name)
@@ -241,7 +259,7 @@ def _check(arguments: argparse.Namespace) -> None:
     found = check_gradient(model.build(), span, arguments.functional, wrt=arguments.wrt, **options)
     print(found)
     if output is not None:
-        _write(output, _gradient_columns(found.functional, found.parameters, found.gradients))
+        _write(output, gradient_columns(found.functional, found.parameters, found.gradients))
     difference, allowed = found.difference("adjoint", "forward"), AGREEMENT * options["rtol"]
     if not difference <= allowed:
         raise CheckError(f"The adjoint and the forward gradient differ by {difference:.1e}, more than {allowed:.1e}.")
@@ -285,3 +303,42 @@ def _table(path: Path, wanted: set[str]) -> dict[str, Any]:
         return {name: np.array([float(row[name] or "nan") for row in rows]) for name in wanted}
     except ValueError as reason:
         raise UsageError(f"{path}: {reason}.") from None
+
+
+# -- serve ------------------------------------------------------------------------------------------------
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    for module in ("fastapi", "uvicorn", "httptools", "orjson", "psutil", "prometheus_client"):
+        try:
+            optional(module, "dae-hybrid serve", "serve")
+        except ImportError as reason:
+            raise UsageError(str(reason)) from None
+    from dae_hybrid.service.models import served_models
+    from dae_hybrid.service.server import serve
+    from dae_hybrid.service.settings import Settings
+
+    given = {
+        name: getattr(arguments, name)
+        for name in (
+            "host",
+            "port",
+            "workers",
+            "queue",
+            "store",
+            "dask",
+            "max_seconds",
+            "max_outputs",
+            "max_steps",
+            "max_runs",
+        )
+    } | {name: _bytes(getattr(arguments, name)) for name in ("max_memory", "max_body")}
+    if arguments.token_file is not None:
+        given["token"] = arguments.token_file.read_text(encoding="utf-8").strip()
+    serve(
+        Settings(**{name: value for name, value in given.items() if value is not None}), served_models(arguments.models)
+    )
+
+
+def _bytes(megabytes: float | None) -> int | None:
+    return None if megabytes is None else int(1e6 * megabytes)

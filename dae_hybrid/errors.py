@@ -209,6 +209,20 @@ class WorkerLostError(EnsembleError):
     """A worker process has ended while it ran a set of parameters."""
 
 
+class ServiceError(DaeHybridError, RuntimeError):
+    """A service could not answer, for a reason outside the run that was requested."""
+
+
+class OverloadError(ServiceError):
+    """Too many requests wait; `retry_after` is a time in seconds after which to try again."""
+
+    retry_after: int = 1
+
+
+class LimitError(ServiceError):
+    """A request exceeds a limit of the service; the message says which."""
+
+
 class DerivativeWarning(UserWarning):
     """A derivative is one-sided, or returned with ``strict=False`` although a condition for it failed."""
 

@@ -19,10 +19,14 @@ class UsageError(Exception):
 
 @dataclass
 class NamedModel:
-    """A model by its name on the command line, with defaults of its runs."""
+    """A model by its name on the command line, with defaults of its runs.
+
+    `model` is its statement, None if only the built system is known.
+    """
 
     name: str
     title: str
+    model: Callable[[], HybridModel] | None
     build: Callable[[], HybridSystem]
     run: Mapping[str, Any] = field(default_factory=dict)
     bounds: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
@@ -51,14 +55,15 @@ def named_model(name: str) -> NamedModel:
     """
     if name.lower().endswith((".toml", ".json")):
         file = read_file(name)
-        return NamedModel(name, file.model.name, lambda: file.model.build(**file.build), file.run, file.bounds)
+        model = file.model
+        return NamedModel(name, model.name, lambda: model, lambda: model.build(**file.build), file.run, file.bounds)
     if ":" in name:
         found = imported(name)
         made = found() if callable(found) else found
         if isinstance(made, HybridModel):
-            return NamedModel(name, made.name, made.build)
+            return NamedModel(name, made.name, lambda: made, made.build)
         if not isinstance(made, HybridSystem):
             raise UsageError(f"{name} must return a HybridModel or a HybridSystem, got {type(made).__name__}.")
-        return NamedModel(name, made.name, lambda: made)
+        return NamedModel(name, made.name, None, lambda: made)
     problem = problems.load(name)
-    return NamedModel(name, problems.TITLES[name], problem.system, {"t_span": problem.t_span})
+    return NamedModel(name, problems.TITLES[name], problem.model, problem.system, {"t_span": problem.t_span})

@@ -39,7 +39,7 @@ class WorkerProcess:
         EnsembleError
             The process cannot be started.
         """
-        if self._process is None or self._process.poll() is not None:
+        if not self.is_running:
             self._start()
         process = cast(Popen[bytes], self._process)
         try:
@@ -50,6 +50,17 @@ class WorkerProcess:
         if not succeeded:
             raise answer
         return answer
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has been started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        """Identifier of the process, None before its start."""
+        process = self._process
+        return None if process is None else process.pid
 
     def cancel(self, token: str) -> None:
         """Cancel the chunks of a token."""

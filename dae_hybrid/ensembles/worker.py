@@ -83,7 +83,7 @@ def run_chunk(recipe: Recipe, given: Array, first: int, token: str) -> ChunkResu
     EnsembleError
         The call cannot be restored here, or results would differ from those of the client.
     """
-    cancellation = _cancellation(token)
+    cancellation = cancellation_of(token)
     begin = time.perf_counter()
     with _collected(recipe) as seen:
         case, layout = _restored(recipe)
@@ -113,10 +113,11 @@ def nothing(recipe: Recipe, token: str) -> None:
 
 def cancel(token: str) -> None:
     """Cancel the chunks of a token, those that run here and those that come."""
-    _cancellation(token).cancel()
+    cancellation_of(token).cancel()
 
 
-def _cancellation(token: str) -> Cancellation:
+def cancellation_of(token: str) -> Cancellation:
+    """Return the cancellation of a token, also if it has been cancelled before."""
     with _lock:
         found = _cancellations.setdefault(token, Cancellation())
         _cancellations.move_to_end(token)

@@ -108,3 +108,12 @@ def attributes(owner: Described, name: str, *, derivative: bool = False) -> dict
     if derivative:
         unit, description = f"{unit} per unit of the parameter" if unit else "", f"derivative of {description or name}"
     return {key: text for key, text in (("units", unit), ("long_name", description)) if text}
+
+
+def gradient_columns(functional: str, parameters: Sequence[str], ways: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the names of derivatives, ``dG/dp`` or ``dG[0]/dp``, and a column of values by method."""
+    found = {way: np.asarray(values) for way, values in ways.items()}
+    first = next(iter(found.values()))
+    heads = [f"d{functional}"] if first.ndim == 1 else [f"d{functional}[{i}]" for i in range(first.shape[0])]
+    names = [f"{head}/d{name}" for head in heads for name in parameters]
+    return {"derivative": names} | {way: values.ravel().tolist() for way, values in found.items()}

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = (
     "root", "numerics", "codegen", "statement", "modelfile", "port", "system", "steppers", "trajectory", "simulation",
     "sensitivity", "conditions", "compile", "interface", "report", "mechanics", "optimization", "fitting",
-    "ensembles", "bridges", "uncertainty",
+    "ensembles", "bridges", "uncertainty", "service",
 )  # fmt: skip
 #: what an adapter may import, besides other adapters
 PORT = ("root", "numerics", "codegen", "port", "steppers", "adapters")

@@ -1,0 +1,69 @@
+"""Reading of bodies: strict JSON, checked by a model of pydantic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from dae_hybrid.service.problem_details import RequestError
+from dae_hybrid.tables import counted
+
+#: errors of one body that are reported
+MAX_ERRORS = 20
+
+
+async def body_of[Body: BaseModel](request: Request, model: type[Body]) -> Body:
+    """Read and check the body of a request.
+
+    Raises
+    ------
+    RequestError
+        415 the media type is not JSON; 422 the body is not JSON, or an entry is wrong (with its path).
+    """
+    return checked(model, strict_json(request, await request.body()))
+
+
+def strict_json(request: Request, content: bytes) -> Any:
+    """Parse JSON; NaN and infinity are no JSON."""
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media != "application/json":
+        raise RequestError(415, f"The body must be application/json, got {media or 'no media type'}.")
+    try:
+        return orjson.loads(content or b"null")
+    except orjson.JSONDecodeError as reason:
+        raise RequestError(422, "The body is not JSON.", entries=[("", str(reason))]) from None
+
+
+def checked[Body: BaseModel](model: type[Body], content: Any) -> Body:
+    """Check the entries of a body."""
+    try:
+        return model.model_validate(content)
+    except ValidationError as reason:
+        found = reason.errors(include_url=False, include_input=False, include_context=False)
+        entries = list(
+            dict.fromkeys((pointer(error["loc"]), error["msg"].removeprefix("Value error, ")) for error in found)
+        )
+        raise RequestError(
+            422, f"The body is not valid: {counted(len(entries), 'error')}.", entries=entries[:MAX_ERRORS]
+        ) from None
+
+
+def pointer(place: tuple[int | str, ...]) -> str:
+    """JSON pointer (RFC 6901) of an entry, such as ``/parameters/ka``."""
+    return "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in place)
+
+
+def documented(model: type[BaseModel]) -> dict[str, Any]:
+    """The body in OpenAPI, for ``openapi_extra`` of a route."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas.update(schema.pop("$defs", {}))
+    schemas[model.__name__] = schema
+    reference = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
+
+
+#: schemas of all bodies by name
+schemas: dict[str, Any] = {}

@@ -1,0 +1,292 @@
+"""Carry out requests, in a worker process: results as bytes."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dae_hybrid.cancellation import Cancelled
+from dae_hybrid.ensembles.worker import cancellation_of
+from dae_hybrid.errors import DaeHybridError, OptionError, ParameterError
+from dae_hybrid.interface.api import adjoint_gradient, forward_sensitivity, simulate
+from dae_hybrid.interface.gradient_check import check_gradient
+from dae_hybrid.layout import Layout
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.records import EventRecord
+from dae_hybrid.service.encoding import arrow_bytes, csv_bytes, json_bytes
+from dae_hybrid.service.models import LoadedModel, ServedModel
+from dae_hybrid.system.system import HybridSystem
+from dae_hybrid.trajectory.datasets import gradient_columns
+from dae_hybrid.trajectory.diagnostics import Diagnostics
+from dae_hybrid.trajectory.trajectory import Trajectory
+
+
+class Limits(NamedTuple):
+    """Limits of a run; see `Settings`."""
+
+    max_outputs: int
+    max_steps: int
+
+
+class Result(NamedTuple):
+    """A result: facts for JSON, and columns for CSV and Arrow."""
+
+    facts: dict[str, Any]
+    columns: Callable[[], Mapping[str, Any]]
+
+
+_loaded: dict[ServedModel, LoadedModel] = {}
+
+
+def loaded(served: ServedModel) -> LoadedModel:
+    """The built model, built on first use."""
+    if served not in _loaded:
+        _loaded[served] = LoadedModel(served)
+    return _loaded[served]
+
+
+def describe(models: list[ServedModel]) -> list[tuple[dict[str, Any], str | None]]:
+    """Build every model; return its description and its model file."""
+    return [(model.describe(), model.file()) for model in map(loaded, models)]
+
+
+def carry_out(
+    served: ServedModel, action: str, call: dict[str, Any], form: str, limits: Limits, token: str
+) -> bytes | None:
+    """Carry out a request.
+
+    Parameters
+    ----------
+    action : {"simulate", "forward", "gradient", "check"}
+    call : dict
+        The body of the request, checked by `dae_hybrid.service.requests`.
+    form : {"json", "csv", "arrow"}
+    token : str
+        Cancels the run.
+
+    Returns
+    -------
+    bytes or None
+        The response; None if the run was cancelled.
+
+    Raises
+    ------
+    DaeHybridError
+        With the attribute `path` if one entry of the request is at fault: its JSON pointer.
+    """
+    try:
+        with cancellation_of(token), warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            model = loaded(served)
+            found = ACTIONS[action](model, dict(call), limits)
+            found.facts["warnings"] = [str(warning.message) for warning in seen]
+            if form == "json":
+                return json_bytes(found.facts)
+            return csv_bytes(found.columns()) if form == "csv" else _arrow(found)
+    except Cancelled:
+        return None
+    except DaeHybridError as error:
+        error.release()  # the partial result is not sent
+        if not hasattr(error, "path"):
+            error.path = _path(error, call)  # type: ignore[attr-defined]
+        raise
+
+
+def _arrow(found: Result) -> bytes:
+    columns = found.columns()
+    return arrow_bytes(columns, {key: v for key, v in found.facts.items() if key not in ("t", "modes", "values")})
+
+
+def _path(error: DaeHybridError, call: Mapping[str, Any]) -> str | None:
+    """The entry that a message of an option begins with."""
+    word = re.match(r"\w+", error.message)
+    at_fault = isinstance(error, OptionError | ParameterError) and word is not None and word[0] in call
+    return f"/{word[0]}" if at_fault and word is not None else None
+
+
+# -- arguments --------------------------------------------------------------------------------------------
+
+
+def parameters_of(system: HybridSystem, given: Mapping[str, Any]) -> Array:
+    """All parameters; an error has the path of the entry."""
+    try:
+        return system.parameter_vector(given)
+    except ParameterError as error:
+        for name, value in given.items():
+            try:
+                system.parameter_vector({name: value})
+            except ParameterError:
+                pointer = name.replace("~", "~0").replace("/", "~1")
+                raise at_path(error, f"/parameters/{pointer}") from None
+        raise at_path(error, "/parameters") from None
+
+
+def at_path(error: DaeHybridError, path: str) -> DaeHybridError:
+    """Name the entry of the request at fault."""
+    error.path = path  # type: ignore[attr-defined]
+    return error
+
+
+def arguments_of(model: LoadedModel, call: dict[str, Any], limits: Limits) -> tuple[list[float], dict[str, Any]]:
+    """Interval and keyword arguments of a run."""
+    span = call.pop("t_span", None) or model.t_span
+    if span is None:
+        raise at_path(
+            ParameterError(f"The model {model.name!r} has no default interval; t_span is required."), "/t_span"
+        )
+    options = model.defaults | call
+    options["max_steps"] = min(options.get("max_steps", limits.max_steps), limits.max_steps)
+    options["parameters"] = parameters_of(model.system, call.pop("parameters", {}))
+    points = options.pop("points", None)
+    if points is not None:
+        if "t_eval" in options:
+            raise at_path(OptionError("t_eval and points exclude each other."), "/points")
+        _check_size(points, limits)
+        options["t_eval"] = np.linspace(*span, points)
+    return list(span), options
+
+
+def _check_size(numbers: int, limits: Limits) -> None:
+    if numbers > limits.max_outputs:
+        raise OptionError(
+            f"The response would have {numbers} numbers; at most {limits.max_outputs} are allowed.",
+            remedy="Ask for fewer output times (t_eval or points).",
+        )
+
+
+def _check_rows(system: HybridSystem, rows: int, factor: int, limits: Limits) -> None:
+    widths = {name: size for mode in system.modes for name, size in mode.variables.blocks}
+    _check_size(rows * (sum(widths.values()) + system.memory.size) * factor, limits)
+
+
+# -- the actions ------------------------------------------------------------------------------------------
+
+
+def _simulate(model: LoadedModel, call: dict[str, Any], limits: Limits) -> Result:
+    span, options = arguments_of(model, call, limits)
+    _check_rows(model.system, len(options.get("t_eval", ())), 1, limits)
+    sol = simulate(model.system, span, **options)
+    _check_rows(model.system, sol.t.size, 1, limits)
+    return Result(_run(model, sol, sol.diagnostics), sol.columns)
+
+
+def _forward(model: LoadedModel, call: dict[str, Any], limits: Limits) -> Result:
+    span, options = arguments_of(model, call, limits)
+    factor = 1 + len(model.system.parameter_indices(options.get("wrt")))
+    _check_rows(model.system, len(options.get("t_eval", ())), factor, limits)
+    fsa = forward_sensitivity(model.system, span, **options)
+    _check_rows(model.system, fsa.t.size, factor, limits)
+    facts = _run(model, fsa.trajectory, fsa.diagnostics) | {
+        "wrt": fsa.parameters,
+        "gradients": fsa.gradient,
+        "sensitivities": {name: fsa[name] for name in fsa.trajectory.names},
+        "event_time_sensitivity": fsa.event_time_sensitivity,
+        "event_sensitivities": [
+            {name: getattr(event, name) for name in ("state_minus", "state_plus", "memory_minus", "memory_plus")}
+            for event in fsa.event_sensitivities
+        ],
+    }
+    return Result(facts, lambda: fsa.trajectory.columns() | fsa.columns())
+
+
+def _gradient(model: LoadedModel, call: dict[str, Any], limits: Limits) -> Result:
+    span, options = arguments_of(model, call, limits)
+    found = adjoint_gradient(model.system, span, options.pop("functional", None), **options)
+    facts = _about(model, found.trajectory, found.diagnostics) | {
+        "functional": found.functional,
+        "value": found.value,
+        "wrt": found.parameters,
+        "gradient": found.gradient,
+        "backward_statistics": dict(found.statistics),
+        "algorithm": found.algorithm,
+    }
+    return Result(facts, lambda: gradient_columns(found.functional, found.parameters, {"gradient": found.gradient}))
+
+
+def _check(model: LoadedModel, call: dict[str, Any], limits: Limits) -> Result:
+    span, options = arguments_of(model, call, limits)
+    found = check_gradient(model.system, span, options.pop("functional", None), **options)
+    facts = {
+        "model": model.name,
+        "functional": found.functional,
+        "value": found.value,
+        "wrt": found.parameters,
+        "gradients": found.gradients,
+        "differences": {way: found.difference(way, "forward") for way in found.gradients if way != "forward"},
+        "same_events": found.same_events,
+        "table": str(found),
+    }
+    return Result(facts, lambda: gradient_columns(found.functional, found.parameters, found.gradients))
+
+
+ACTIONS: Mapping[str, Callable[[LoadedModel, dict[str, Any], Limits], Result]] = {
+    "simulate": _simulate,
+    "forward": _forward,
+    "gradient": _gradient,
+    "check": _check,
+}
+
+
+# -- results ----------------------------------------------------------------------------------------------
+
+
+def _about(model: LoadedModel, sol: Trajectory, diagnostics: Diagnostics) -> dict[str, Any]:
+    """Facts of a run without its outputs."""
+    end, mode, x, memory = sol.final
+    return {
+        "model": model.name,
+        "t_span": list(sol.t_span),
+        "t_end": end,
+        "ended_by_event": sol.ended_by_event,
+        "parameters": named_values(model.system.parameters, sol.parameters),
+        "functionals": dict(sol.functionals),
+        "final": {"mode": model.system.modes[mode].name, "values": _state(sol, mode, x, memory)},
+        "n_events": sol.n_events,
+        "statistics": dict(sol.statistics),
+        "diagnostics": list(diagnostics),
+        "checks": [
+            {"name": check.name, "passed": check.passed, "detail": check.detail} for check in diagnostics.checks
+        ],
+    }
+
+
+def _run(model: LoadedModel, sol: Trajectory, diagnostics: Diagnostics) -> dict[str, Any]:
+    """Facts of a run with its outputs and events."""
+    indices = {mode.name: i for i, mode in enumerate(model.system.modes)}
+    return _about(model, sol, diagnostics) | {
+        "t": sol.t,
+        "modes": sol.modes.tolist(),
+        "values": {name: sol[name] for name in sol.names},
+        "events": [_event(sol, event, indices) for event in sol.events],
+    }
+
+
+def _event(sol: Trajectory, event: EventRecord, indices: Mapping[str, int]) -> dict[str, Any]:
+    before = indices[event.source]
+    after = before if event.target is None else indices[event.target]
+    names = ("time", "transition", "source", "target", "order", "direction", "guard", "rate", "rate_scale", "count",
+             "follows", "index", "certified")  # fmt: skip
+    return {name: getattr(event, name) for name in names} | {
+        "unknowns": dict(event.unknowns),
+        "xi": event.xi,
+        "before": _state(sol, before, event.x_minus, event.memory_minus),
+        "after": _state(sol, after, event.x_plus, event.memory_plus),
+        "rates_before": named_values(sol.system.modes[before].variables, event.xdot_minus),
+        "rates_after": named_values(sol.system.modes[after].variables, event.xdot_plus),
+    }
+
+
+def _state(sol: Trajectory, mode: int, x: Array, memory: Array) -> dict[str, Any]:
+    system = sol.system
+    return named_values(system.modes[mode].variables, x) | named_values(system.memory, memory)
+
+
+def named_values(layout: Layout, values: Array) -> dict[str, Any]:
+    """Numbers or arrays by name."""
+    return {
+        name: values[layout[name]] if size != 1 else float(values[layout[name].start]) for name, size in layout.blocks
+    }

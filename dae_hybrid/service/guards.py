@@ -1,0 +1,159 @@
+"""What every request passes first: identifier, host, token, limits of the body, log and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import secrets
+import time
+import uuid
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dae_hybrid.service.metrics import Metrics
+from dae_hybrid.service.problem_details import RequestError, answer
+from dae_hybrid.service.settings import Settings, is_loopback
+
+LOG = logging.getLogger("dae_hybrid.service")
+#: identifiers of clients that are kept
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+#: routes that need no token: probes, and the page, which asks for it
+OPEN = re.compile(r"/(healthz|readyz|page/.*)?")
+HEADERS = {
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"no-referrer",
+    b"cache-control": b"no-store",
+}
+
+
+class Guard:
+    """ASGI middleware; it replaces the body by one that has been read completely."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
+        self._app, self._settings, self._metrics = app, settings, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return  # no websockets
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        scope["request_id"] = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        begin, status = time.perf_counter(), 0
+
+        async def reply(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                present = {name for name, _ in message["headers"]}
+                further = {name: value for name, value in HEADERS.items() if name not in present}
+                further[b"x-request-id"] = scope["request_id"].encode()
+                message["headers"] = [*message["headers"], *further.items()]
+            await send(message)
+
+        try:
+            self._check(scope, headers)
+            await self._app(scope, await self._body(headers, receive), reply)
+        except RequestError as refusal:
+            await answer(Request(scope), refusal)(scope, receive, reply)
+        except Exception as error:
+            LOG.exception("unexpected error", extra={"request_id": scope["request_id"]})
+            if not status:
+                await answer(Request(scope), error)(scope, receive, reply)
+        finally:
+            self._record(scope, status, time.perf_counter() - begin)
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        settings = self._settings
+        if settings.token is None:
+            # a page of another site whose name is made to point to this machine
+            host = headers.get("host", "").rsplit(":", 1)[0].strip("[]")
+            if not is_loopback(host) and host != settings.host:
+                raise RequestError(
+                    403, f"The service answers to localhost only, got the host {host!r}.", remedy="Set a token."
+                )
+            return
+        if OPEN.fullmatch(scope["path"]):
+            return
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not secrets.compare_digest(token.strip().encode(), settings.token.encode()):
+            raise RequestError(
+                401, "A token is required.", headers={"WWW-Authenticate": "Bearer"},
+                remedy="Send the header 'Authorization: Bearer TOKEN'.",
+            )  # fmt: skip
+
+    async def _body(self, headers: Headers, receive: Receive) -> Receive:
+        limit = self._settings.max_body
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > limit:
+            raise _too_large(limit)
+        content = bytearray()
+        try:
+            async with asyncio.timeout(self._settings.receive_seconds):
+                while True:
+                    message = await receive()
+                    content += message.get("body", b"")
+                    if len(content) > limit:
+                        raise _too_large(limit)
+                    if not message.get("more_body", False):
+                        break
+        except TimeoutError:
+            raise RequestError(
+                408,
+                f"The body did not arrive within {self._settings.receive_seconds:g} s.",
+                headers={"Connection": "close"},
+            ) from None
+        messages = [
+            message if message["type"] == "http.disconnect" else {"type": "http.request", "body": bytes(content)}
+        ]
+
+        async def replay() -> Message:
+            return messages.pop() if messages else await receive()
+
+        return replay
+
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "other")
+        self._metrics.requests.labels(route, str(status)).inc()
+        self._metrics.seconds.labels(route).observe(seconds)
+        client = scope.get("client") or ("", 0)
+        LOG.info(
+            "request",
+            extra={
+                "request_id": scope["request_id"],
+                "method": scope["method"],
+                "path": scope["path"],
+                "status": status,
+                "milliseconds": round(1e3 * seconds, 3),
+                "client": client[0],
+            },
+        )
+
+
+def _too_large(limit: int) -> RequestError:
+    return RequestError(413, f"The body has more than {limit} bytes.", headers={"Connection": "close"})
+
+
+class JsonFormatter(logging.Formatter):
+    """Records as lines of JSON."""
+
+    FIELDS = ("request_id", "method", "path", "status", "milliseconds", "client", "job")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        line: dict[str, Any] = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+        }
+        line |= {name: getattr(record, name) for name in self.FIELDS if hasattr(record, name)}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)

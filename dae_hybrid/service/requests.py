@@ -1,0 +1,100 @@
+"""Bodies of requests. Unknown entries, numbers as text and numbers that are not finite are refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError("must be a finite number")
+    return float(value)
+
+
+def _numbers(value: Any) -> float | list[float]:
+    if not isinstance(value, list):
+        return _number(value)
+    for i, entry in enumerate(value):
+        try:
+            _number(entry)
+        except ValueError as reason:
+            raise ValueError(f"entry {i} {reason}") from None
+    return [float(entry) for entry in value]
+
+
+def _tolerance(value: Any) -> float | dict[str, float]:
+    return {name: _number(own) for name, own in value.items()} if isinstance(value, dict) else _number(value)
+
+
+NUMBER = {"type": "number"}
+Number = Annotated[float, Field(allow_inf_nan=False)]
+#: a number or a list of numbers; a union of pydantic's own would name its members in the paths of errors
+Values = Annotated[
+    Any, PlainValidator(_numbers), WithJsonSchema({"anyOf": [NUMBER, {"type": "array", "items": NUMBER}]})
+]
+Tolerance = Annotated[
+    Any,
+    PlainValidator(_tolerance),
+    WithJsonSchema({"anyOf": [NUMBER, {"type": "object", "additionalProperties": NUMBER}]}),
+]
+#: entries of a request that are not options of the run
+NOT_OPTIONS = ("parameters", "t_span", "t_eval", "points", "functional", "wrt")
+
+
+class Body(BaseModel):
+    """Base of all bodies."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class RunOptionsBody(Body):
+    """Interval, parameters and options of a run; what is left out has the default of the model or of the library."""
+
+    parameters: dict[str, Values] = Field(
+        default_factory=dict, description="values by name; others keep their nominal values"
+    )
+    t_span: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = Field(
+        None, description="initial and final time; required if the model has no default"
+    )
+    rtol: Number | None = Field(None, description="relative tolerance")
+    atol: Tolerance | None = Field(None, description="absolute tolerance, one for all or by name")
+    method: Literal["auto", "bdf", "adams", "erk"] | None = None
+    max_step: Number | None = None
+    first_step: Number | None = None
+    max_steps: int | None = None
+    max_order: int | None = None
+    max_events: int | None = None
+    max_transitions_per_instant: int | None = None
+    simultaneous: Literal["declared", "reversed"] | None = None
+    on_zeno: Literal["raise", "end"] | None = None
+
+    def options(self) -> dict[str, Any]:
+        """The options that were given."""
+        return self.model_dump(exclude_none=True, exclude=set(NOT_OPTIONS))
+
+
+class SimulateBody(RunOptionsBody):
+    """A simulation."""
+
+    t_eval: list[Number] | None = Field(None, description="output times, increasing; by default every step")
+    points: Annotated[int, Field(ge=2)] | None = Field(None, description="number of equidistant output times")
+
+
+class ForwardBody(SimulateBody):
+    """A simulation with forward sensitivities."""
+
+    wrt: list[str] | None = Field(None, description="parameters to differentiate by; default all")
+
+
+class GradientBody(RunOptionsBody):
+    """A gradient by adjoint analysis."""
+
+    functional: str | None = Field(None, description="required if the model has several")
+    wrt: list[str] | None = Field(None, description="parameters to differentiate by; default all")
+
+
+class CheckBody(GradientBody):
+    """A comparison of adjoint, forward and finite-difference gradients."""
