@@ -318,26 +318,13 @@ def _serve(arguments: argparse.Namespace) -> None:
     from dae_hybrid.service.server import serve
     from dae_hybrid.service.settings import Settings
 
-    given = {
-        name: getattr(arguments, name)
-        for name in (
-            "host",
-            "port",
-            "workers",
-            "queue",
-            "store",
-            "dask",
-            "max_seconds",
-            "max_outputs",
-            "max_steps",
-            "max_runs",
-        )
-    } | {name: _bytes(getattr(arguments, name)) for name in ("max_memory", "max_body")}
+    plain = ["host", "port", "workers", "queue", "store", "dask", "max_seconds", "max_outputs", "max_steps", "max_runs"]
+    given = {name: getattr(arguments, name) for name in plain}
+    given |= {name: _bytes(getattr(arguments, name)) for name in ("max_memory", "max_body")}
     if arguments.token_file is not None:
         given["token"] = arguments.token_file.read_text(encoding="utf-8").strip()
-    serve(
-        Settings(**{name: value for name, value in given.items() if value is not None}), served_models(arguments.models)
-    )
+    settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    serve(settings, served_models(arguments.models))
 
 
 def _bytes(megabytes: float | None) -> int | None:

@@ -21,7 +21,8 @@ from dae_hybrid.service import bodies
 from dae_hybrid.service.bodies import body_of, documented, pointer
 from dae_hybrid.service.encoding import ARROW, CSV, JSON, MEDIA, json_bytes
 from dae_hybrid.service.evaluation import Limits, carry_out, describe
-from dae_hybrid.service.guards import LOG, Guard
+from dae_hybrid.service.guards import Guard
+from dae_hybrid.service.log import LOG
 from dae_hybrid.service.metrics import Metrics
 from dae_hybrid.service.models import ServedModel
 from dae_hybrid.service.pool import Pool

@@ -146,7 +146,7 @@ def arguments_of(model: LoadedModel, call: dict[str, Any], limits: Limits) -> tu
         if "t_eval" in options:
             raise at_path(OptionError("t_eval and points exclude each other."), "/points")
         _check_size(points, limits)
-        options["t_eval"] = np.linspace(*span, points)
+        options["t_eval"] = np.linspace(span[0], span[1], points)
     return list(span), options
 
 

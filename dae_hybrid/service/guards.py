@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import re
 import secrets
 import time
 import uuid
-from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dae_hybrid.service.log import LOG
 from dae_hybrid.service.metrics import Metrics
 from dae_hybrid.service.problem_details import RequestError, answer
 from dae_hybrid.service.settings import Settings, is_loopback
 
-LOG = logging.getLogger("dae_hybrid.service")
 #: identifiers of clients that are kept
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 #: routes that need no token: probes, and the page, which asks for it
@@ -139,21 +136,3 @@ class Guard:
 
 def _too_large(limit: int) -> RequestError:
     return RequestError(413, f"The body has more than {limit} bytes.", headers={"Connection": "close"})
-
-
-class JsonFormatter(logging.Formatter):
-    """Records as lines of JSON."""
-
-    FIELDS = ("request_id", "method", "path", "status", "milliseconds", "client", "job")
-
-    def format(self, record: logging.LogRecord) -> str:
-        """One line."""
-        line: dict[str, Any] = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
-            "level": record.levelname.lower(),
-            "message": record.getMessage(),
-        }
-        line |= {name: getattr(record, name) for name in self.FIELDS if hasattr(record, name)}
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line)

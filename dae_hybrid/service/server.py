@@ -11,7 +11,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dae_hybrid.service.app import create_app
-from dae_hybrid.service.guards import LOG, JsonFormatter
+from dae_hybrid.service.log import LOG, JsonFormatter
 from dae_hybrid.service.models import ServedModel
 from dae_hybrid.service.settings import Settings
 

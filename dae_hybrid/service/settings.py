@@ -81,8 +81,8 @@ class Settings:
     max_job_seconds: float = 3600.0
 
     def __post_init__(self) -> None:
-        for name in ("workers", "queue", "max_connections", "max_body", "max_outputs", "max_steps", "max_seconds",
-                     "max_memory", "receive_seconds", "running_jobs", "max_jobs", "max_runs", "max_job_seconds"):  # fmt: skip
+        limits = [name for name in self.__dataclass_fields__ if name.startswith("max_")]
+        for name in ("workers", "queue", "receive_seconds", "running_jobs", *limits):
             if not getattr(self, name) > 0:
                 raise OptionError(f"{name} must be positive, got {getattr(self, name)!r}.")
         if self.token is not None and len(self.token) < MIN_TOKEN:
@@ -93,7 +93,7 @@ class Settings:
         if self.token is None and not is_loopback(self.host):
             raise OptionError(
                 f"The address {self.host} can be reached by other machines, and no token is set.",
-                remedy="Give --token-file FILE, or serve on 127.0.0.1 (behind a reverse proxy, if others are to use it).",
+                remedy="Give --token-file FILE, or serve on 127.0.0.1 (for others, behind a reverse proxy).",
             )
 
 
