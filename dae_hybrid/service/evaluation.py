@@ -145,7 +145,8 @@ def arguments_of(model: LoadedModel, call: dict[str, Any], limits: Limits) -> tu
     if points is not None:
         if "t_eval" in options:
             raise at_path(OptionError("t_eval and points exclude each other."), "/points")
-        _check_size(points, limits)
+        if points > limits.max_outputs:
+            raise at_path(OptionError(f"points must be at most {limits.max_outputs}, got {points}."), "/points")
         options["t_eval"] = np.linspace(span[0], span[1], points)
     return list(span), options
 

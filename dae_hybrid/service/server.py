@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 from collections.abc import Mapping
 
@@ -63,4 +64,6 @@ def serve(settings: Settings, models: Mapping[str, ServedModel]) -> None:
         log_config=None, access_log=False, server_header=False, timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=round(settings.grace_seconds), backlog=settings.max_connections,
     )  # fmt: skip
+    for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again when it has ended
+        signal.signal(number, lambda *_: None)
     uvicorn.Server(config).run()

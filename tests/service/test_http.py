@@ -1,0 +1,380 @@
+"""Routes of the models: the numbers of the library, typed errors, and limits."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pytest
+from service import SLOW, RunningService, running
+
+import dae_hybrid as dh
+from dae_hybrid.errors import OptionError
+from dae_hybrid.named_models import UsageError
+from dae_hybrid.problems import em_hysteresis, rimless_wheel
+from dae_hybrid.service.models import served_models
+from dae_hybrid.service.settings import Settings
+
+SPAN = {"t_span": [0, 1]}
+AS_JSON = {"content-type": "application/json"}
+NO_JSON = ('{"rtol": NaN}', '{"rtol": Infinity}', "{", "", "\xff", "[" * 100_000, '{"rtol": 1e999}')
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[RunningService]:
+    models = ("em_hysteresis", "rimless_wheel", "service:decay", "graze=service:grazing")
+    with running(*models, workers=2) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(service: RunningService) -> Iterator[httpx.Client]:
+    with web(service) as found:
+        yield found
+
+
+def web(service: RunningService) -> httpx.Client:
+    """A client of a service."""
+    return httpx.Client(base_url=service.url, timeout=60)
+
+
+def post(client: httpx.Client, model: str, action: str, body: Any = None, status: int = 200, **headers: str) -> Any:
+    """Answer as JSON."""
+    found = client.post(f"/v1/models/{model}/{action}", json={} if body is None else body, headers=headers)
+    assert found.status_code == status, found.text
+    return found.json()
+
+
+# -- the numbers of the library --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "points"), [("em_hysteresis", em_hysteresis, 50), ("rimless_wheel", rimless_wheel, None)]
+)
+def test_a_simulation_equals_that_of_the_library(client: httpx.Client, name: str, problem: Any, points: Any) -> None:
+    found = post(client, name, "simulate", {} if points is None else {"points": points})
+    t_eval = None if points is None else np.linspace(*problem.t_span, points)
+    sol = dh.simulate(problem.system(), problem.t_span, rtol=1e-8, atol=1e-12, t_eval=t_eval)
+    assert found["t"] == sol.t.tolist()
+    assert found["modes"] == sol.modes.tolist()
+    for variable in sol.names:
+        values = np.array(found["values"][variable], dtype=float)  # null becomes nan
+        np.testing.assert_array_equal(values, sol[variable])
+    assert found["functionals"] == {key: np.asarray(value).tolist() for key, value in sol.functionals.items()}
+    assert [event["time"] for event in found["events"]] == sol.event_table.t.tolist()
+    assert found["statistics"] == dict(sol.statistics)
+    assert found["warnings"] == []
+
+
+def test_derivatives_equal_those_of_the_library(client: httpx.Client) -> None:
+    system, span, options = em_hysteresis.system(), em_hysteresis.t_span, {"rtol": 1e-9, "atol": 1e-12}
+    given = {"parameters": {"ka": 300.0}, "wrt": ["kb", "ka"], **options}
+    call = {"parameters": {"ka": 300.0}, "wrt": ["kb", "ka"], **options}
+    forward = post(client, "em_hysteresis", "forward", {**given, "points": 20})
+    fsa = dh.forward_sensitivity(system, span, t_eval=np.linspace(*span, 20), **call)
+    assert forward["gradients"]["G"] == fsa.gradient["G"].tolist()
+    assert forward["sensitivities"]["z"] == fsa["z"].tolist()
+    assert forward["event_time_sensitivity"] == fsa.event_time_sensitivity.tolist()
+    adjoint = post(client, "em_hysteresis", "gradient", {**given, "functional": "G"})
+    found = dh.adjoint_gradient(system, span, "G", **call)
+    assert adjoint["gradient"] == found.gradient.tolist()
+    assert adjoint["wrt"] == ["kb", "ka"]
+    check = post(client, "em_hysteresis", "check", given)
+    assert check["gradients"]["adjoint"] == found.gradient.tolist()
+    assert check["differences"]["adjoint"] < 1e-7
+
+
+def test_columns_as_csv_and_arrow(client: httpx.Client) -> None:
+    body, address = {"points": 30}, "/v1/models/em_hysteresis"
+    sol = dh.simulate(em_hysteresis.system(), (0, 10), rtol=1e-8, atol=1e-12, t_eval=np.linspace(0, 10, 30))
+    text = client.post(f"{address}/simulate", json=body, headers={"Accept": "text/csv"})
+    assert text.headers["content-type"] == "text/csv; charset=utf-8"
+    table = np.genfromtxt(io.StringIO(text.text), delimiter=",", names=True, dtype=None, encoding="utf-8")
+    np.testing.assert_array_equal(table["z"], sol["z"])
+    stream = client.post(f"{address}/simulate", json=body, headers={"Accept": "application/vnd.apache.arrow.stream"})
+    arrow = pa.ipc.open_stream(stream.content).read_all()
+    np.testing.assert_array_equal(arrow["u"].to_numpy(), sol["u"])
+    assert json.loads(arrow.schema.metadata[b"dae_hybrid"])["functionals"] == dict(sol.functionals)
+    gradient = client.post(f"{address}/gradient", json={}, headers={"Accept": "text/csv"}).text
+    assert gradient.splitlines()[1].startswith("dG/dka,-1.33")
+    assert client.post(f"{address}/gradient", json={}, headers={"Accept": "image/png"}).status_code == 406
+
+
+def test_the_description_of_a_model(client: httpx.Client) -> None:
+    assert [model["name"] for model in client.get("/v1/models").json()["models"]] == [
+        "em_hysteresis", "rimless_wheel", "decay", "graze",
+    ]  # fmt: skip
+    found = client.get("/v1/models/decay").json()
+    assert found["parameters"][0] == {
+        "name": "k", "unit": "1/s", "description": "rate", "value": 0.7, "bounds": None,
+    }  # fmt: skip
+    assert found["variables"] == [{"name": "y", "unit": "m", "description": None, "size": 1, "kind": "differential"}]
+    assert [own["name"] for own in found["functionals"]] == ["end", "area"]
+    text = client.get("/v1/models/decay/file").text
+    model = dh.HybridModel.from_text(text, "json")
+    run = dh.simulate(model.build(), (0, 1), rtol=1e-8, atol=1e-12)
+    assert run.functionals["end"] == post(client, "decay", "simulate", SPAN)["functionals"]["end"]
+
+
+def test_the_openapi_document_describes_every_body(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    body = document["paths"]["/v1/models/{name}/forward"]["post"]["requestBody"]["content"]["application/json"]
+    schema = document["components"]["schemas"][body["schema"]["$ref"].rpartition("/")[2]]
+    assert {"parameters", "t_span", "t_eval", "wrt", "rtol"} <= set(schema["properties"])
+    assert "application/problem+json" in json.dumps(document["paths"]["/v1/models/{name}/forward"])
+
+
+# -- errors ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "path", "words"),
+    [
+        ({"parameters": {"kk": 1.0}}, "/parameters/kk", "Unknown parameter 'kk'"),
+        ({"parameters": {"k": [1.0, 2.0]}}, "/parameters/k", "got shape (2,)"),
+        ({"parameters": {"k": "1"}}, "/parameters/k", "finite number"),
+        ({"parameters": {"k": True}}, "/parameters/k", "finite number"),
+        ({"parameters": {"k": [1.0, None]}}, "/parameters/k", "entry 1 must be"),
+        ({"parameters": {"a/b~": 1.0}}, "/parameters/a~1b~0", "Unknown parameter"),
+        ({"rtol": 2.0}, "/rtol", "below 1"),
+        ({"atol": {"q": 1e-3}}, "/atol", "atol"),
+        ({"t_span": [1.0, 0.0]}, "/t_span", "reversed"),
+        ({"t_span": [0.0]}, "/t_span", "at least 2"),
+        ({"points": 1}, "/points", "greater than or equal to 2"),
+        ({"points": 10**9}, "/points", "at most"),
+        ({"points": 5, "t_eval": [0.0]}, "/points", "exclude each other"),
+        ({"t_eval": [0.0, 2.0]}, "/t_eval", "t_eval"),
+        ({"t_eval": [0.0, "x"]}, "/t_eval/1", "number"),
+        ({"max_steps": 0}, "/max_steps", "positive"),
+        ({"max_steps": 1.5}, "/max_steps", "integer"),
+        ({"method": "euler"}, "/method", "auto"),
+        ({"preconditioner": "x"}, "/preconditioner", "not permitted"),
+        ([], "", "dictionary"),
+        (None, "", ""),
+    ],
+)  # fmt: skip
+def test_wrong_entries_are_named(client: httpx.Client, body: Any, path: str, words: str) -> None:
+    given = body if not isinstance(body, dict) else SPAN | body
+    found = client.post("/v1/models/decay/simulate", content=json.dumps(given), headers=AS_JSON)
+    assert found.status_code == 422
+    assert found.headers["content-type"] == "application/problem+json"
+    problem = found.json()
+    assert [error["path"] for error in problem["errors"]] == [path]
+    assert words in problem["errors"][0]["message"]
+
+
+@pytest.mark.parametrize("text", NO_JSON)
+def test_what_is_no_json_is_refused(client: httpx.Client, text: str) -> None:
+    found = client.post("/v1/models/decay/simulate", content=text.encode("latin-1"), headers=AS_JSON)
+    assert found.status_code == 422
+    assert found.json()["errors"]
+
+
+def test_a_typed_error_keeps_its_place_and_remedy(client: httpx.Client) -> None:
+    problem = post(client, "decay", "simulate", {**SPAN, "max_step": 1e-6, "max_steps": 10}, 422)
+    assert problem["kind"] == "StepLimitError"
+    assert problem["mode"] == "run"
+    assert 0 < problem["time"] < 1e-4
+    assert "Raise max_steps" in problem["remedy"]
+    assert problem["request_id"]
+
+
+def test_a_refused_derivative_is_a_conflict(client: httpx.Client) -> None:
+    for action in ("gradient", "forward", "check"):
+        problem = post(client, "graze", action, {"t_span": [0, 2]}, 409)
+        assert problem["kind"] == "GrazingError"
+        assert problem["transition"] == "touch"
+    assert post(client, "graze", "simulate", {"t_span": [0, 2]})["functionals"] == {"count": 0.0}
+
+
+def test_addresses_and_methods_that_do_not_exist(client: httpx.Client) -> None:
+    for method, path, status in (
+        ("GET", "/nowhere", 404),
+        ("GET", "/v1/models/none", 404),
+        ("GET", "/v1/models/..%2f..%2fetc%2fpasswd", 404),
+        ("POST", "/v1/models/none/simulate", 404),
+        ("DELETE", "/v1/models/decay", 405),
+        ("GET", "/docs", 404),
+    ):
+        found = client.request(method, path)
+        assert found.status_code == status, path
+        assert found.headers["content-type"] == "application/problem+json"
+    found = client.post("/v1/models/decay/simulate", content="{}", headers={"content-type": "text/plain"})
+    assert found.status_code == 415
+
+
+def test_every_answer_has_an_identifier_and_is_logged(client: httpx.Client, service: RunningService) -> None:
+    found = client.get("/v1/models", headers={"X-Request-Id": "abc-123"})
+    assert found.headers["x-request-id"] == "abc-123"
+    other = client.get("/v1/models", headers={"X-Request-Id": "x" * 65}).headers["x-request-id"]
+    assert re.fullmatch(r"[0-9a-f]{32}", other)
+    for _ in range(100):  # written after the answer
+        lines = [json.loads(line) for line in service.text().splitlines(keepends=True) if line.endswith("\n")]
+        if any(line.get("request_id") == other for line in lines):
+            break
+        time.sleep(0.05)
+    assert [line["status"] for line in lines if line.get("request_id") == other] == [200]
+
+
+def test_probes_and_metrics(client: httpx.Client) -> None:
+    assert client.get("/healthz").json() == {"status": "ok"}
+    assert client.get("/readyz").json()["workers"] == 2
+    client.get("/nowhere")
+    text = client.get("/metrics").text
+    assert 'dae_hybrid_requests_total{route="other",status="404"}' in text
+    assert "dae_hybrid_workers_ready 2.0" in text
+
+
+# -- limits ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_beyond_its_time_is_stopped_and_the_worker_goes_on() -> None:
+    with running("service:decay", max_seconds=0.5, max_steps=10**12) as service:
+        pid = service.workers()[0].pid
+        with web(service) as client:
+            begin = time.monotonic()
+            problem = post(client, "decay", "simulate", SLOW, 422)
+            assert problem["kind"] == "LimitError"
+            assert "more than 0.5 s" in problem["detail"]
+            assert time.monotonic() - begin < 5
+            assert post(client, "decay", "simulate", SPAN)["t_end"] == 1.0
+        assert service.workers()[0].pid == pid
+
+
+def test_a_run_beyond_its_memory_is_killed_and_replaced() -> None:
+    with running("service:decay", max_memory=400_000_000, max_outputs=10**12, max_steps=10**12) as service:
+        pid = service.workers()[0].pid
+        with web(service) as client:
+            problem = post(client, "decay", "simulate", {"t_span": [0, 1], "max_step": 2e-8, "max_steps": 10**12}, 422)
+            assert problem["kind"] == "LimitError"
+            assert "400 MB" in problem["detail"]
+            assert post(client, "decay", "simulate", SPAN)["t_end"] == 1.0
+        assert service.workers()[0].pid != pid
+
+
+def test_a_killed_worker_is_replaced() -> None:
+    with (
+        running("service:decay", max_steps=10**12) as service,
+        httpx.Client(base_url=service.url, timeout=60) as client,
+    ):
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(post, client, "decay", "simulate", SLOW, 500)
+            while not busy(client):
+                time.sleep(0.02)
+            os.kill(service.workers()[0].pid, signal.SIGKILL)
+            problem = answer.result(30)
+        assert problem["kind"] == "WorkerLostError"
+        assert "SIGKILL" in problem["detail"]
+        assert post(client, "decay", "simulate", SPAN)["t_end"] == 1.0
+
+
+def busy(client: httpx.Client) -> bool:
+    """Whether a worker carries out a request."""
+    return "dae_hybrid_requests_running 1.0" in client.get("/metrics").text
+
+
+def test_requests_beyond_the_queue_are_refused() -> None:
+    with running("service:decay", queue=1, max_seconds=2, max_steps=10**12) as service:
+
+        def ask(_: int) -> tuple[int, str]:
+            found = httpx.post(f"{service.url}/v1/models/decay/simulate", json=SLOW, timeout=60)
+            return found.status_code, found.headers.get("retry-after", "")
+
+        with ThreadPoolExecutor(6) as pool:
+            found = sorted(pool.map(ask, range(6)))
+        assert [status for status, _ in found] == [422, 422, 503, 503, 503, 503]
+        assert all(int(after) >= 1 for status, after in found if status == 503)
+
+
+def test_a_client_that_leaves_frees_its_worker() -> None:
+    with (
+        running("service:decay", max_steps=10**12) as service,
+        httpx.Client(base_url=service.url, timeout=30) as client,
+    ):
+        pid = service.workers()[0].pid
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{service.url}/v1/models/decay/simulate", json=SLOW, timeout=0.5)
+        begin = time.monotonic()
+        assert post(client, "decay", "simulate", SPAN)["t_end"] == 1.0
+        assert time.monotonic() - begin < 3
+        assert service.workers()[0].pid == pid
+
+
+def test_large_bodies_and_slow_clients() -> None:
+    with running("service:decay", max_body=1000, receive_seconds=1) as service:
+        found = httpx.post(f"{service.url}/v1/models/decay/simulate", json={"t_eval": [0.0] * 1000})
+        assert found.status_code == 413
+        chunks = (b"[0.0," for _ in range(1000))  # of unknown length
+        assert httpx.post(f"{service.url}/v1/models/decay/simulate", content=chunks, headers=AS_JSON).status_code == 413
+        port = int(service.url.rpartition(":")[2])
+        head = b"POST /v1/models/decay/simulate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        for text in (b"", b"GET /", head, head + b"Content-Length: 10\r\n\r\n{"):
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+                connection.sendall(text)
+                begin = time.monotonic()
+                received = connection.recv(1000)
+                assert time.monotonic() - begin < 5
+                assert b" 408 " in received if text.endswith(b"{") else received in (b"", received)
+        assert httpx.get(f"{service.url}/healthz").status_code == 200
+
+
+def test_running_requests_are_finished_before_the_end() -> None:
+    with running("service:decay", max_steps=10**12) as service, ThreadPoolExecutor(1) as pool:
+        with web(service) as client:
+            body = {"t_span": [0, 1], "max_step": 2e-7, "max_steps": 10**12, "points": 2}
+            answer = pool.submit(post, client, "decay", "simulate", body)
+            while not busy(client):
+                time.sleep(0.01)
+            assert service.stop() == 0
+            assert answer.result(30)["t_end"] == 1.0
+
+
+# -- safety ----------------------------------------------------------------------------------------------
+
+
+def test_a_token_is_required_where_one_is_set() -> None:
+    token = "correct-horse-battery"
+    with running("service:decay", token=token) as service, web(service) as client:
+        assert client.get("/healthz").status_code == 200
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": token}, {"Authorization": "Bearer é"}):
+            encoded = [(name, value.encode()) for name, value in headers.items()]
+            found = client.get("/v1/models", headers=encoded)
+            assert found.status_code == 401
+            assert found.headers["www-authenticate"] == "Bearer"
+        assert client.get("/v1/models", headers={"Authorization": f"bearer {token}"}).status_code == 200
+        assert client.get("/metrics").status_code == 401
+    with pytest.raises(OptionError, match="can be reached by other machines"):
+        Settings(host="0.0.0.0")
+    with pytest.raises(OptionError, match="at least 16"):
+        Settings(token="short")
+
+
+def test_other_hosts_and_other_sites_are_refused(client: httpx.Client) -> None:
+    assert client.get("/v1/models", headers={"Host": "evil.example"}).status_code == 403
+    found = client.options(
+        "/v1/models/decay/simulate",
+        headers={"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"},
+    )
+    assert found.status_code == 405
+    assert not [name for name in found.headers if name.startswith("access-control")]
+
+
+def test_names_of_models() -> None:
+    assert [*served_models(["em_hysteresis", "a/ball.toml", "b=a/ball.toml", "pkg.mod:make"])] == [
+        "em_hysteresis", "ball", "b", "make",
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="have the same name"):
+        served_models(["a/ball.toml", "b/ball.toml"])
+    with pytest.raises(UsageError, match="NAME="):
+        served_models(["a/my ball.toml"])

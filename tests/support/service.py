@@ -1,0 +1,111 @@
+"""A running service, and models for it: ``with running("em_hysteresis") as service: httpx.get(service.url)``."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from subprocess import PIPE, Popen, TimeoutExpired
+from tempfile import TemporaryFile
+from typing import Any, NamedTuple
+
+import httpx
+import psutil
+
+import dae_hybrid as dh
+
+#: port 0 lets the system choose
+CODE = """
+from pathlib import Path
+from dae_hybrid.service.models import served_models
+from dae_hybrid.service.server import serve
+from dae_hybrid.service.settings import Settings
+serve(Settings(**{settings!r}), served_models({models!r}))
+"""
+#: body of a run of `decay` that takes much longer than any test
+SLOW: dict[str, Any] = {"t_span": [0, 1], "max_step": 1e-9, "max_steps": 10**12, "points": 2}
+
+
+class RunningService(NamedTuple):
+    """A service in a process of its own."""
+
+    url: str
+    process: Popen[bytes]
+    log: Any
+
+    def workers(self) -> list[psutil.Process]:
+        """The worker processes."""
+        return psutil.Process(self.process.pid).children()
+
+    def text(self) -> str:
+        """The log so far."""
+        self.log.seek(0)
+        return str(self.log.read())
+
+    def stop(self, how: int = signal.SIGTERM, seconds: float = 30) -> int:
+        """Send a signal, and wait for the end; return the exit code."""
+        self.process.send_signal(how)
+        return self.process.wait(seconds)
+
+
+@contextmanager
+def running(*models: str, **settings: Any) -> Iterator[RunningService]:
+    """Start a service on a free port of this machine, and stop it at the end."""
+    code = CODE.format(settings={"port": 0, "workers": 1, **settings}, models=models)
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    with TemporaryFile("w+") as log:
+        process = Popen([sys.executable, "-c", code], stdin=PIPE, stderr=log, env={**os.environ, "PYTHONPATH": path})
+        try:
+            yield RunningService(_address(process, log), process, log)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                with suppress(TimeoutExpired):
+                    process.wait(20)
+            process.kill()
+            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+def _address(process: Popen[bytes], log: Any) -> str:
+    import time
+
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        log.seek(0)
+        text = log.read()
+        if found := re.search(r"running on (http://[^ ]+)", text):
+            assert httpx.get(f"{found[1]}/readyz", timeout=60).status_code == 200
+            return found[1]
+        if process.poll() is not None:
+            raise RuntimeError(f"The service has ended: {text}")
+        time.sleep(0.05)
+    raise TimeoutError(text)
+
+
+def decay() -> dh.HybridModel:
+    """y' = -k y from y0, with the unit of a rate and bounds that no file states."""
+    m = dh.HybridModel("decay")
+    k, y0 = m.parameter("k", 0.7, unit="1/s", description="rate"), m.parameter("y0", 2.0)
+    y = m.differential("y", unit="m")
+    m.initial(m.mode("run", ode={y: -k * y}), {y: y0})
+    m.functional("end", terminal=y)
+    m.functional("area", integrand=y)
+    return m
+
+
+def grazing() -> dh.HybridModel:
+    """y = p - (t - 1)^2 touches the threshold 1 at t = 1 if p = 1."""
+    m = dh.HybridModel("grazing")
+    p, y = m.parameter("p", 1.0), m.differential("y")
+    count = m.differential("count")
+    run = m.mode("run", ode={y: -2 * (m.time - 1), count: 0})
+    m.transition(run, run, guard=y - 1, direction="rising", reset={count: count + 1}, name="touch")
+    m.initial(run, {y: p - 1, count: 0})
+    m.functional("count", terminal=count)
+    return m
