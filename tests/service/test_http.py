@@ -330,14 +330,13 @@ def test_large_bodies_and_slow_clients() -> None:
 
 
 def test_running_requests_are_finished_before_the_end() -> None:
-    with running("service:decay", max_steps=10**12) as service, ThreadPoolExecutor(1) as pool:
-        with web(service) as client:
-            body = {"t_span": [0, 1], "max_step": 2e-7, "max_steps": 10**12, "points": 2}
-            answer = pool.submit(post, client, "decay", "simulate", body)
-            while not busy(client):
-                time.sleep(0.01)
-            assert service.stop() == 0
-            assert answer.result(30)["t_end"] == 1.0
+    with running("service:decay", max_steps=10**12) as service, ThreadPoolExecutor(1) as pool, web(service) as client:
+        body = {"t_span": [0, 1], "max_step": 2e-7, "max_steps": 10**12, "points": 2}
+        answer = pool.submit(post, client, "decay", "simulate", body)
+        while not busy(client):
+            time.sleep(0.01)
+        assert service.stop() == 0
+        assert answer.result(30)["t_end"] == 1.0
 
 
 # -- safety ----------------------------------------------------------------------------------------------
