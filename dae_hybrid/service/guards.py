@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dae_hybrid.service.log import LOG
 from dae_hybrid.service.metrics import Metrics
-from dae_hybrid.service.problem_details import RequestError, answer
+from dae_hybrid.service.problem_details import CLIENT_GONE, RequestError, answer
 from dae_hybrid.service.settings import Settings, is_loopback
 
 #: identifiers of clients that are kept
@@ -96,6 +96,8 @@ class Guard:
             async with asyncio.timeout(self._settings.receive_seconds):
                 while True:
                     message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise RequestError(CLIENT_GONE, "The client has closed the connection.")
                     content += message.get("body", b"")
                     if len(content) > limit:
                         raise _too_large(limit)
@@ -107,9 +109,7 @@ class Guard:
                 f"The body did not arrive within {self._settings.receive_seconds:g} s.",
                 headers={"Connection": "close"},
             ) from None
-        messages = [
-            message if message["type"] == "http.disconnect" else {"type": "http.request", "body": bytes(content)}
-        ]
+        messages: list[Message] = [{"type": "http.request", "body": bytes(content)}]
 
         async def replay() -> Message:
             return messages.pop() if messages else await receive()

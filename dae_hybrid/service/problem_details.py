@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -13,13 +12,15 @@ from starlette.responses import Response
 from dae_hybrid import errors
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.service.encoding import json_bytes
+from dae_hybrid.service.pool import AbandonedError
 
 MEDIA_TYPE = "application/problem+json"
+#: status in the log of a request whose client has closed the connection
+CLIENT_GONE = 499
 #: errors that are not due to the request
 INTERNAL = (errors.EnsembleError, errors.AdapterError)
 #: errors that refuse a derivative
 REFUSALS = (errors.GrazingError, errors.DualityError, errors.AssumptionError, errors.UnsupportedError)
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class RequestError(Exception):
@@ -36,6 +37,8 @@ class RequestError(Exception):
 
 def status_of(error: DaeHybridError, *, is_derivative: bool) -> int:
     """Status of a typed error: 503 overload, 500 not due to the request, 409 a derivative is refused, 422 else."""
+    if isinstance(error, AbandonedError):
+        return CLIENT_GONE
     if isinstance(error, errors.OverloadError):
         return HTTPStatus.SERVICE_UNAVAILABLE
     if isinstance(error, INTERNAL):
