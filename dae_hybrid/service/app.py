@@ -12,12 +12,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 from dae_hybrid import __version__
 from dae_hybrid.ensembles.process import WorkerProcess
 from dae_hybrid.errors import DaeHybridError
-from dae_hybrid.service import bodies
+from dae_hybrid.service import api_page, bodies
 from dae_hybrid.service.bodies import body_of, documented, pointer
 from dae_hybrid.service.encoding import ARROW, CSV, JSON, MEDIA, json_bytes
 from dae_hybrid.service.evaluation import Limits, carry_out, describe
@@ -51,6 +51,10 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         (503, "Too many requests wait; try again after `Retry-After` seconds"),
     )
 }
+
+
+#: pages load nothing from elsewhere
+POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 
 
 class Service:
@@ -184,6 +188,14 @@ def health_routes(service: Service) -> APIRouter:
         if service.pool.ready:
             return Response(json_bytes({"status": "ready", "workers": service.pool.ready}), media_type=JSON)
         raise RequestError(503, "No worker is ready.", headers={"Retry-After": "1"})
+
+    @router.get("/docs", summary="This page", response_class=HTMLResponse)
+    async def docs(request: Request) -> Response:
+        return HTMLResponse(api_page.page(request.app.openapi()), headers={"Content-Security-Policy": POLICY})
+
+    @router.get("/docs.css", include_in_schema=False)
+    async def style() -> Response:
+        return Response(api_page.STYLE, media_type="text/css")
 
     @router.get("/metrics", summary="Counters, for Prometheus")
     async def metrics() -> Response:

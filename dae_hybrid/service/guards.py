@@ -19,8 +19,8 @@ from dae_hybrid.service.settings import Settings, is_loopback
 
 #: identifiers of clients that are kept
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-#: routes that need no token: probes, and the page, which asks for it
-OPEN = re.compile(r"/(healthz|readyz|page/.*)?")
+#: routes that need no token: probes, the description of the routes, and the page, which asks for it
+OPEN = re.compile(r"/(healthz|readyz|docs|docs\.css|page/.*)?")
 HEADERS = {
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
