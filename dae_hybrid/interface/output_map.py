@@ -238,32 +238,10 @@ class OutputMap:
     # -- parts ----------------------------------------------------------------------------------------------------
 
     def _along(self, parameters: Parameters, v: Array) -> ForwardSensitivity:
-        """Forward analysis in one direction, with the checks of `forward_sensitivity`."""
         own = self._functional
-        setup = RunBuilder(
-            own.system, self.span, parameters, self.t, self._adapter, own.options(self._options), "forward"
-        )
-        conditions, columns = setup.conditions(strict=self._strict), setup.columns(self._indices) @ v[:, None]
-
-        def directions(conditions: Conditions) -> TangentState:
-            return TangentState(own.system, setup.p, columns, self.span[0], conditions)
-
-        def looser() -> dict[str, Array]:
-            state = directions(Conditions(strict=False))
-            return {own.name: state.gradient(setup.looser(LOOSER).run(state))}
-
-        state = directions(conditions)
-        run = setup.run(state)
-        with attach_trajectory(run):
-            gradient = {own.name: state.gradient(run)}
-            verdict = check_derivative_conditions(
-                run, conditions, lambda: (run, state), {},
-                lost_along(run, gradient, setup.scales(columns), looser, sampled=True), (own.name,),
-                lambda: setup.looser(SECOND_RUN_SHARE).run(),
-            )  # fmt: skip
-        return ForwardSensitivity(
-            trajectory=run, parameters=("direction",), gradient=gradient, duality={}, _directions=state,
-            _verdict=verdict,
+        return directional(
+            own.system, self.span, parameters, self._indices, v, t_eval=self.t, adapter=self._adapter,
+            strict=self._strict, **own.options(self._options),
         )  # fmt: skip
 
     def _outputs(self, run: Trajectory) -> Array:
@@ -304,6 +282,53 @@ class OutputMap:
         except (ModelError, EventError):
             self.values(parameters)
             raise
+
+
+def directional(
+    system: HybridSystem, span: Sequence[float], parameters: Parameters, indices: Sequence[int], v: Array, *,
+    t_eval: ArrayLike | None = None, adapter: str = "sundials", strict: bool = True, **options: Unpack[RunOptions],
+) -> ForwardSensitivity:  # fmt: skip
+    """Forward analysis in one direction, with the checks of `forward_sensitivity`.
+
+    Parameters
+    ----------
+    indices : sequence of int
+        Indices of parameters, n of them.
+    v : ndarray, shape (n,)
+        Their change, not zero. The cost is that of one parameter.
+
+    Returns
+    -------
+    ForwardSensitivity
+        With one direction: gradients have shape (k, 1), k = 1 for a number.
+    """
+    setup = RunBuilder(system, span, parameters, t_eval, adapter, options, "forward")
+    conditions, columns = setup.conditions(strict=strict), setup.columns(indices) @ v[:, None]
+    parts = system.functionals
+
+    def directions(conditions: Conditions) -> TangentState:
+        return TangentState(system, setup.p, columns, setup.span[0], conditions)
+
+    def by_name(gradient: Array) -> dict[str, Array]:
+        return {name: gradient[parts[name]] for name in parts.names}
+
+    def looser() -> dict[str, Array]:
+        state = directions(Conditions(strict=False))
+        return by_name(state.gradient(setup.looser(LOOSER).run(state)))
+
+    state = directions(conditions)
+    run = setup.run(state)
+    with attach_trajectory(run):
+        gradient = by_name(state.gradient(run))
+        verdict = check_derivative_conditions(
+            run, conditions, lambda: (run, state), {},
+            lost_along(run, gradient, setup.scales(columns), looser, sampled=t_eval is not None), parts.names,
+            lambda: setup.looser(SECOND_RUN_SHARE).run(),
+        )  # fmt: skip
+    return ForwardSensitivity(
+        trajectory=run, parameters=("direction",), gradient=gradient, duality={}, _directions=state,
+        _verdict=verdict,
+    )  # fmt: skip
 
 
 def _output_map(positional: tuple[Any, ...], named: dict[str, Any]) -> OutputMap:

@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse, Response
 from dae_hybrid import __version__
 from dae_hybrid.ensembles.process import WorkerProcess
 from dae_hybrid.errors import DaeHybridError
-from dae_hybrid.service import api_page, bodies
+from dae_hybrid.service import api_page, bodies, umbridge
 from dae_hybrid.service.bodies import body_of, documented, pointer
 from dae_hybrid.service.encoding import ARROW, CSV, JSON, MEDIA, json_bytes
 from dae_hybrid.service.evaluation import Limits, carry_out, describe
@@ -142,6 +142,7 @@ def create_app(settings: Settings, models: Mapping[str, ServedModel]) -> FastAPI
     app.add_exception_handler(RequestValidationError, _invalid)
     app.include_router(health_routes(service))
     app.include_router(model_routes(service))
+    app.include_router(umbridge.router(service))
     app.add_middleware(Guard, settings=settings, metrics=service.metrics)
     app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
     return app

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -86,8 +86,14 @@ def response(problem: Mapping[str, Any], headers: Mapping[str, str] = {}) -> Res
     return Response(json_bytes(problem), problem["status"], headers=dict(headers), media_type=MEDIA_TYPE)
 
 
+#: responses to exceptions in the form of another protocol, by path
+other_forms: dict[str, Callable[[Request, Exception], Response]] = {}
+
+
 def answer(request: Request, error: Exception) -> Response:
     """The response to an exception."""
+    if request.url.path in other_forms:
+        return other_forms[request.url.path](request, error)
     request_id = request.scope.get("request_id", "")
     if isinstance(error, RequestError):
         entries = [{"path": path, "message": message} for path, message in error.entries]

@@ -1,0 +1,80 @@
+"""Bodies of requests of UM-Bridge 1.0. A model has one input block and one output block."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PlainValidator
+
+from dae_hybrid.service.requests import Body, Number, RunOptionsBody
+
+
+def _names(value: Any) -> list[str]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ValueError("must be a name or a list of names")
+    if len(set(names)) < len(names):
+        raise ValueError("must have each name once")
+    return names
+
+
+Names = Annotated[Any, PlainValidator(_names)]
+Block = list[Number]
+#: the only block of inputs or outputs
+Only = Annotated[int, Field(ge=0, le=0)]
+
+
+class OutputsBody(Body):
+    """Variables at times as outputs."""
+
+    variables: Names
+    t_eval: Annotated[list[Number], Field(min_length=1)]
+
+
+class ConfigBody(RunOptionsBody):
+    """The config of a request."""
+
+    parameters: Names | None = None  # type: ignore[assignment]
+    functional: Names | None = None
+    outputs: OutputsBody | None = None
+    on_failure: Literal["error", "nan"] = "error"
+
+
+class SizesBody(Body):
+    """A request of sizes."""
+
+    name: str
+    config: ConfigBody | None = None
+
+
+class EvaluateBody(SizesBody):
+    """An evaluation."""
+
+    input: Annotated[list[Block], Field(min_length=1, max_length=1)]
+
+
+class _DerivativeBody(EvaluateBody):
+    outWrt: Only  # noqa: N815 - name of the protocol
+
+
+class GradientBody(_DerivativeBody):
+    """A gradient of the weighted sum of the outputs."""
+
+    inWrt: Only  # noqa: N815 - name of the protocol
+    sens: Block
+
+
+class JacobianBody(_DerivativeBody):
+    """A product of the Jacobian and a vector."""
+
+    inWrt: Only  # noqa: N815 - name of the protocol
+    vec: Block
+
+
+class HessianBody(_DerivativeBody):
+    """A product of the Hessian of the weighted sum of the outputs and a vector."""
+
+    inWrt1: Only  # noqa: N815 - name of the protocol
+    inWrt2: Only  # noqa: N815 - name of the protocol
+    sens: Block
+    vec: Block
