@@ -303,7 +303,7 @@ def directional(
         With one direction: gradients have shape (k, 1), k = 1 for a number.
     """
     setup = RunBuilder(system, span, parameters, t_eval, adapter, options, "forward")
-    conditions, columns = setup.conditions(strict=strict), setup.columns(indices) @ v[:, None]
+    conditions, columns = setup.conditions(strict=strict), setup.columns(tuple(indices)) @ v[:, None]
     parts = system.functionals
 
     def directions(conditions: Conditions) -> TangentState:

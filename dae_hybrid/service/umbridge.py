@@ -40,7 +40,7 @@ PATHS = ("/Info", "/ModelInfo", *(f"/{action}" for action, _, _ in ACTIONS))
 BAD_REQUEST = 400
 
 
-class ModelNotFound(RequestError):  # noqa: N818 - name of the protocol
+class ModelNotFound(RequestError):
     """There is no model of this name."""
 
 

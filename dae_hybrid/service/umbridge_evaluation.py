@@ -75,10 +75,12 @@ class FunctionalMap:
         self._adjoints: dict[tuple[str, ...], Prepared] = {}
 
     def values(self, p: Array) -> Array:
+        """The outputs, shape (size,)."""
         found = self._values(p).functionals
         return np.concatenate([np.atleast_1d(found[name]) for name in self.names])
 
     def gradient(self, p: Array, sens: Array) -> Array:
+        """The gradient of sens . outputs."""
         names = tuple(name for name in self.names if sens[self.rows[name]].any())
         if not names:
             self.values(p)
@@ -97,6 +99,7 @@ class FunctionalMap:
         return total
 
     def jacobian(self, p: Array, vec: Array) -> Array:
+        """The derivative of the outputs along a direction."""
         if not vec.any():
             self.values(p)
             return np.zeros(self.size)
@@ -104,6 +107,7 @@ class FunctionalMap:
         return np.concatenate([found[name][:, 0] for name in self.names])
 
     def hessian(self, p: Array, sens: Array, vec: Array) -> Array:
+        """The Hessian of sens . outputs times a vector."""
         total = np.zeros(len(self.indices))
         for name in self.names:
             weights = sens[self.rows[name]]
@@ -133,15 +137,19 @@ class TimesMap:
             )
 
     def values(self, p: Array) -> Array:
+        """The outputs, shape (size,)."""
         return self._map.values(p).ravel()
 
     def gradient(self, p: Array, sens: Array) -> Array:
+        """The gradient of sens . outputs."""
         return self._map.vjp(p, sens.reshape(self._map.shape))
 
     def jacobian(self, p: Array, vec: Array) -> Array:
+        """The derivative of the outputs along a direction."""
         return self._map.jvp(p, vec)[1].ravel()
 
-    def hessian(self, p: Array, sens: Array, vec: Array) -> Array:
+    def hessian(self, *_: Array) -> Array:
+        """Not available."""
         raise Refused("ApplyHessian is available for functionals, not for outputs at times.")
 
 

@@ -54,27 +54,27 @@ class EvaluateBody(SizesBody):
 
 
 class _DerivativeBody(EvaluateBody):
-    outWrt: Only  # noqa: N815 - name of the protocol
+    outWrt: Only
 
 
 class GradientBody(_DerivativeBody):
     """A gradient of the weighted sum of the outputs."""
 
-    inWrt: Only  # noqa: N815 - name of the protocol
+    inWrt: Only
     sens: Block
 
 
 class JacobianBody(_DerivativeBody):
     """A product of the Jacobian and a vector."""
 
-    inWrt: Only  # noqa: N815 - name of the protocol
+    inWrt: Only
     vec: Block
 
 
 class HessianBody(_DerivativeBody):
     """A product of the Hessian of the weighted sum of the outputs and a vector."""
 
-    inWrt1: Only  # noqa: N815 - name of the protocol
-    inWrt2: Only  # noqa: N815 - name of the protocol
+    inWrt1: Only
+    inWrt2: Only
     sens: Block
     vec: Block

@@ -158,6 +158,23 @@ def test_pymc(posterior: Any, system: Any, grid: Any, tmp_path: Path, monkeypatc
     check(example.main(steps=400, warmup=200), grid)
 
 
+@pytest.mark.slow
+def test_pymc_through_the_service(posterior: Any, grid: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTENSOR_FLAGS", f"base_compiledir={tmp_path}")
+    pytest.importorskip("pymc")
+    pytest.importorskip("umbridge")
+    example = importlib.import_module("sample_umbridge")
+    with example.serving("ball_posterior:ball") as url:
+        heights = example.Heights(url)
+        model = example.posterior(heights, posterior.measured())
+        slope = model.compile_dlogp(mode=example.MODE)
+        for q in POINTS:
+            assert slope({"q": q}) == pytest.approx(exact_gradient(posterior, q), rel=1e-5, abs=1e-5)
+        assert np.isnan(model.compile_logp(mode=example.MODE)({"q": RESTS}))
+        assert heights.failures == {"failed run": 1}
+    check(example.main(steps=300, warmup=150), grid)
+
+
 def test_ranks_of_parameters() -> None:
     example = importlib.import_module("rank_parameters")
     found = example.main(n=64)
