@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -211,6 +212,25 @@ def test_a_token_is_required_by_the_protocol_too() -> None:
         jsonschema.validate(found.json(), ERROR)
         known = httpx.get(f"{service.url}/Info", headers={"Authorization": "Bearer 0123456789abcdef"})
         assert known.json()["models"] == ["decay"]
+
+
+def test_a_run_beyond_the_limit_of_time_is_an_exception_and_the_next_request_succeeds() -> None:
+    with running("service:decay", workers=1, max_seconds=1.0, max_steps=10**12) as service:
+        model, slow = umbridge.HTTPModel(service.url, "decay"), {**DECAY, "max_step": 1e-9, "on_failure": "nan"}
+        for call in (lambda: model([[1.0, 2.0]], slow), lambda: model.gradient(0, 0, [[1.0, 2.0]], [1.0, 0.0], slow)):
+            with pytest.raises(Exception, match=r"LimitError: The request takes more than 1 s"):
+                call()
+        assert model([[1.0, 2.0]], DECAY)[0][0] == pytest.approx(2 * math.exp(-1), rel=1e-8)
+
+
+def test_a_one_sided_derivative_is_noted_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2] / "examples"))
+    h = 9.81 * 0.6**2 / 2 * (1 + 1e-9)  # the first bounce is at the first output
+    config = {"t_span": [0, 1.5], "outputs": {"variables": ["y"], "t_eval": [0.6, 1.5]}, "rtol": 1e-7, "atol": 1e-10}
+    with running("ball_posterior:ball") as service:
+        model = umbridge.HTTPModel(service.url, "ball")
+        model.gradient(0, 0, [[h, 0.8]], [1.0, 1.0], config)
+        assert "one-sided" in service.text()
 
 
 def test_the_model_of_these_tests_is_that_of_the_service(rate: Any) -> None:

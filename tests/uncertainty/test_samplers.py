@@ -172,7 +172,7 @@ def test_pymc_through_the_service(posterior: Any, grid: Any, tmp_path: Path, mon
             assert slope({"q": q}) == pytest.approx(exact_gradient(posterior, q), rel=1e-5, abs=1e-5)
         assert np.isnan(model.compile_logp(mode=example.MODE)({"q": RESTS}))
         assert heights.failures == {"failed run": 1}
-    check(example.main(steps=300, warmup=150), grid)
+    check(example.main(steps=200, warmup=100), grid)
 
 
 def test_ranks_of_parameters() -> None:
