@@ -147,7 +147,7 @@ def with_gaps(trajectory: Trajectory, values: Array) -> tuple[Array, Array]:
     values : ndarray, shape (n, ...)
         With one row of NaN after every segment except the last.
     """
-    ends = np.cumsum([len(segment.t) for segment in trajectory.segments])[:-1]
+    ends = np.cumsum([len(segment.t) for segment in trajectory.pieces])[:-1]
     return np.insert(trajectory.t, ends, np.nan), np.insert(values, ends, np.nan, axis=0)
 
 
@@ -272,13 +272,13 @@ def line(trajectory: Trajectory, name: str) -> tuple[Array, Array]:
     """
     memory, times, values = trajectory.system.memory, [np.zeros(0)], [np.zeros((0, trajectory.width(name)))]
     longest = (trajectory.final[0] - trajectory.t_span[0]) / FINE
-    for segment in trajectory.segments:
+    for segment in trajectory.pieces:
         # t_eval rarely contains event times: without the ends, continuous variables would have gaps, too
         t = np.concatenate(([segment.t_start], segment.t, [segment.t_end]))
         layout = segment.mode.variables
         if name in layout:
             x = np.vstack((segment.x_start, segment.values, segment.x_end))[:, layout[name]]
-            if trajectory.complete and np.diff(t).max() > longest:
+            if trajectory.complete and trajectory.kept == "all" and np.diff(t).max() > longest:
                 t, x = _filled_in(segment, t, x, layout[name], longest)
         elif name in memory:
             t, _ = _between(t, longest)

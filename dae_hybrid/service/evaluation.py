@@ -22,7 +22,7 @@ from dae_hybrid.service.models import LoadedModel, ServedModel
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.trajectory.datasets import gradient_columns
 from dae_hybrid.trajectory.diagnostics import Diagnostics
-from dae_hybrid.trajectory.trajectory import Trajectory
+from dae_hybrid.trajectory.trajectory import Segment, Trajectory
 
 
 class Limits(NamedTuple):
@@ -84,6 +84,7 @@ def carry_out(
             model = loaded(served)
             found = ACTIONS[action](model, dict(call), limits)
             found.facts["warnings"] = [str(warning.message) for warning in seen]
+            found.facts["warning_kinds"] = [warning.category.__name__ for warning in seen]
             if form == "json":
                 return json_bytes(found.facts)
             return csv_bytes(found.columns()) if form == "csv" else _arrow(found)
@@ -181,10 +182,14 @@ def _forward(model: LoadedModel, call: dict[str, Any], limits: Limits) -> Result
     _check_rows(model.system, len(options.get("t_eval", ())), factor, limits)
     fsa = forward_sensitivity(model.system, span, **options)
     _check_rows(model.system, fsa.t.size, factor, limits)
+    points = [p for p in fsa.trajectory.output_points if p.derivatives is not None]
     facts = _run(model, fsa.trajectory, fsa.diagnostics) | {
+        "n_notes_of_run": len(fsa.trajectory.diagnostics),
+        "n_checks_of_run": len(fsa.trajectory.diagnostics.checks),
         "wrt": fsa.parameters,
         "gradients": fsa.gradient,
         "sensitivities": {name: fsa[name] for name in fsa.trajectory.names},
+        "coefficient_sensitivities": _coefficients(fsa.trajectory, [p.derivatives[2] for p in points if p.derivatives]),
         "event_time_sensitivity": fsa.event_time_sensitivity,
         "event_sensitivities": [
             {name: getattr(event, name) for name in ("state_minus", "state_plus", "memory_minus", "memory_plus")}
@@ -198,6 +203,8 @@ def _gradient(model: LoadedModel, call: dict[str, Any], limits: Limits) -> Resul
     span, options = arguments_of(model, call, limits)
     found = adjoint_gradient(model.system, span, options.pop("functional", None), **options)
     facts = _about(model, found.trajectory, found.diagnostics) | {
+        "n_notes_of_run": len(found.trajectory.diagnostics),
+        "n_checks_of_run": len(found.trajectory.diagnostics.checks),
         "functional": found.functional,
         "value": found.value,
         "wrt": found.parameters,
@@ -238,6 +245,8 @@ ACTIONS: Mapping[str, Callable[[LoadedModel, dict[str, Any], Limits], Result]] =
 def _about(model: LoadedModel, sol: Trajectory, diagnostics: Diagnostics) -> dict[str, Any]:
     """Facts of a run without its outputs."""
     end, mode, x, memory = sol.final
+    start = sol.start
+    first = model.system.modes.index(start.mode)
     return {
         "model": model.name,
         "t_span": list(sol.t_span),
@@ -245,7 +254,15 @@ def _about(model: LoadedModel, sol: Trajectory, diagnostics: Diagnostics) -> dic
         "ended_by_event": sol.ended_by_event,
         "parameters": named_values(model.system.parameters, sol.parameters),
         "functionals": dict(sol.functionals),
+        "integrals": sol.integrals,
+        "start": {
+            "mode": start.mode.name,
+            "values": _state(sol, first, start.x, start.at.m),
+            "rates": named_values(start.mode.variables, start.at.xdot),
+        },
         "final": {"mode": model.system.modes[mode].name, "values": _state(sol, mode, x, memory)},
+        "accumulation": sol.accumulation,
+        "n_segments": sol.parts.n_segments,
         "n_events": sol.n_events,
         "statistics": dict(sol.statistics),
         "diagnostics": list(diagnostics),
@@ -262,8 +279,34 @@ def _run(model: LoadedModel, sol: Trajectory, diagnostics: Diagnostics) -> dict[
         "t": sol.t,
         "modes": sol.modes.tolist(),
         "values": {name: sol[name] for name in sol.names},
-        "events": [_event(sol, event, indices) for event in sol.events],
+        "coefficients": _coefficients(sol, [point.memory for point in sol.output_points]),
+        "events": [
+            _event(sol, event, indices) | {"outputs_before": count}
+            for event, count in zip(sol.events, _outputs_before(sol), strict=True)
+        ],
     }
+
+
+def _outputs_before(sol: Trajectory) -> list[int]:
+    """The number of outputs before each event."""
+    counts, size = [], 0
+    for part in sol.parts:
+        if isinstance(part, Segment):
+            size += len(part.t)
+        elif isinstance(part, EventRecord):
+            counts.append(size)
+    return counts
+
+
+def _coefficients(sol: Trajectory, memories: list[Array]) -> dict[str, Array]:
+    """The coefficients of the signals in the memory at the outputs, or their derivatives, by name."""
+    found = {}
+    for name in (name for name in sol.system.memory.names if sol.system.signal(name) is not None):
+        parts = [memory[:, sol.system.memory[name]] for memory in memories]
+        found[name] = np.zeros((sol.t.size, *parts[0].shape[1:])) if parts else np.zeros(0)
+        for point, own in zip(sol.output_points, parts, strict=True):
+            found[name][point.places] = own
+    return found
 
 
 def _event(sol: Trajectory, event: EventRecord, indices: Mapping[str, int]) -> dict[str, Any]:

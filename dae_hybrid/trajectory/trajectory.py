@@ -235,6 +235,11 @@ class Trajectory(PortableResult):
         return self.parts.segments
 
     @property
+    def pieces(self) -> Sequence[Segment]:
+        """The smooth parts as plots need them, with their ends and outputs."""
+        return self.segments
+
+    @property
     def events(self) -> Lazily[EventRecord]:
         """One record per transition, in order, created on access. `event_table` holds them as columns."""
         self._demand("events", "all", "events")

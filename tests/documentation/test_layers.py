@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = (
     "root", "numerics", "codegen", "statement", "modelfile", "port", "system", "steppers", "trajectory", "simulation",
     "sensitivity", "conditions", "compile", "interface", "report", "mechanics", "optimization", "fitting",
-    "ensembles", "bridges", "uncertainty", "service",
+    "ensembles", "bridges", "uncertainty", "service", "client",
 )  # fmt: skip
 #: what an adapter may import, besides other adapters
 PORT = ("root", "numerics", "codegen", "port", "steppers", "adapters")

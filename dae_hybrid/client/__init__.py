@@ -1,0 +1,6 @@
+"""Python client of the service: the calls of the library, carried out by a server; see `connect`."""
+
+from dae_hybrid.client.client import Client, connect
+from dae_hybrid.client.model import RemoteModel
+
+__all__ = ["Client", "RemoteModel", "connect"]

@@ -1,0 +1,131 @@
+"""The connection to a service, and its models by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
+
+from numpy.typing import ArrayLike
+
+from dae_hybrid.client.model import RemoteModel
+from dae_hybrid.client.transport import Transport
+from dae_hybrid.errors import OptionError, ServiceError
+from dae_hybrid.interface.gradient_check import GradientCheck
+from dae_hybrid.interface.runs import Parameters
+from dae_hybrid.sensitivity.results import ForwardSensitivity, Gradient
+from dae_hybrid.trajectory.trajectory import Trajectory
+
+
+class Client(Mapping[str, RemoteModel]):
+    """A connection to a service: its models by name, and the calls of the library.
+
+    ``remote["em_hysteresis"].simulate(...)`` and ``remote.simulate("em_hysteresis", ...)`` are the same. A context
+    manager; to close it cancels the requests that run.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        listed = transport.json("/v1/models").get("models")
+        if not isinstance(listed, list) or not all(
+            isinstance(own, dict) and isinstance(own.get("name"), str) for own in listed
+        ):
+            raise ServiceError(
+                f"{transport.url} does not answer as a service of dae_hybrid: no list of models.",
+                remedy="Check the address.",
+            )
+        self._models = {own["name"]: RemoteModel(transport, own["name"]) for own in listed}
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models."""
+        return tuple(self._models)
+
+    def __getitem__(self, name: str) -> RemoteModel:
+        if name not in self._models:
+            raise KeyError(f"No model {name!r}; there are {', '.join(self._models)}.")
+        return self._models[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    def __repr__(self) -> str:
+        return f"<Client of {self._transport.url}: {', '.join(self._models)}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections; the service cancels the requests that run."""
+        self._transport.close()
+
+    def _model(self, model: str | RemoteModel) -> RemoteModel:
+        if isinstance(model, RemoteModel):
+            return model
+        if not isinstance(model, str) or model not in self._models:
+            raise OptionError(f"The service has no model {model!r}; there are {', '.join(self._models)}.")
+        return self._models[model]
+
+    def simulate(
+        self, model: str | RemoteModel, t_span: Sequence[float] | None = None, *, parameters: Parameters = None,
+        t_eval: ArrayLike | None = None, **options: Any,
+    ) -> Trajectory:  # fmt: skip
+        """Simulate; see `RemoteModel.simulate`."""
+        return self._model(model).simulate(t_span, parameters=parameters, t_eval=t_eval, **options)
+
+    def forward_sensitivity(
+        self, model: str | RemoteModel, t_span: Sequence[float] | None = None, *,
+        wrt: str | Sequence[str] | None = None, parameters: Parameters = None, t_eval: ArrayLike | None = None,
+        **options: Any,
+    ) -> ForwardSensitivity:  # fmt: skip
+        """Simulate with forward sensitivities; see `RemoteModel.forward_sensitivity`."""
+        return self._model(model).forward_sensitivity(
+            t_span, wrt=wrt, parameters=parameters, t_eval=t_eval, **options
+        )
+
+    def adjoint_gradient(
+        self, model: str | RemoteModel, t_span: Sequence[float] | None = None, functional: str | None = None, *,
+        wrt: str | Sequence[str] | None = None, parameters: Parameters = None, **options: Any,
+    ) -> Gradient:  # fmt: skip
+        """Compute the gradient of a functional; see `RemoteModel.adjoint_gradient`."""
+        return self._model(model).adjoint_gradient(t_span, functional, wrt=wrt, parameters=parameters, **options)
+
+    def check_gradient(
+        self, model: str | RemoteModel, t_span: Sequence[float] | None = None, functional: str | None = None, *,
+        wrt: str | Sequence[str] | None = None, parameters: Parameters = None, **options: Any,
+    ) -> GradientCheck:  # fmt: skip
+        """Compare gradients; see `RemoteModel.check_gradient`."""
+        return self._model(model).check_gradient(t_span, functional, wrt=wrt, parameters=parameters, **options)
+
+
+def connect(url: str, *, token: str | None = None, timeout: float = 120.0) -> Client:
+    """Connect to a service.
+
+    Parameters
+    ----------
+    url : str
+        Address of the service, such as ``"http://127.0.0.1:8000"``.
+    token : str, optional
+        Token of the service, if it wants one.
+    timeout : float
+        Longest wait for an answer, in seconds.
+
+    Returns
+    -------
+    Client
+
+    Raises
+    ------
+    ServiceError
+        The service cannot be reached, wants a token, or is none.
+    OptionError
+        An argument is invalid.
+    ImportError
+        httpx is not installed (extra ``[client]``).
+    """
+    return Client(Transport(url, token, timeout))

@@ -1,0 +1,161 @@
+"""Requests to a service: token, retries, and failures as typed errors."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from threading import Lock
+from typing import Any
+from urllib.parse import urlsplit
+from weakref import WeakSet
+
+from dae_hybrid.client.typed_errors import error_of
+from dae_hybrid.errors import OptionError, OverloadError, ServiceError
+from dae_hybrid.trajectory.datasets import optional
+
+#: attempts of a request while the service is overloaded
+ATTEMPTS = 4
+#: longest pause before another attempt, in seconds, whatever the service asks for
+LONGEST_PAUSE = 30.0
+#: longest time to open a connection, in seconds
+CONNECT_SECONDS = 10.0
+#: characters of an unexpected answer that a message shows
+SHOWN = 200
+
+
+class Transport:
+    """Connections to one service; threads may share it.
+
+    Parameters
+    ----------
+    url : str
+        Address of the service.
+    token : str or None
+        Token, sent with every request.
+    timeout : float
+        Longest wait for an answer, in seconds.
+
+    Raises
+    ------
+    OptionError
+        The address or the timeout is not valid.
+    ImportError
+        httpx is not installed.
+    """
+
+    def __init__(self, url: str, token: str | None, timeout: float) -> None:
+        if not isinstance(url, str) or urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+            raise OptionError(f"The address of a service is http://HOST:PORT or https://HOST, got {url!r}.")
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
+            raise OptionError(f"timeout must be a positive number of seconds, got {timeout!r}.")
+        if token is not None and not (isinstance(token, str) and token.isascii() and token.isprintable() and token):
+            raise OptionError("The token must be a text of printable ASCII characters.")
+        self._httpx = optional("httpx", "A client of the service", "client")
+        self.url, self.timeout, self.is_closed = url.rstrip("/"), timeout, False
+        self._streams: WeakSet[Any] = WeakSet()
+        self._lock = Lock()
+        self._client = self._httpx.Client(
+            base_url=self.url,
+            headers={"Accept": "application/json"} | ({} if token is None else {"Authorization": f"Bearer {token}"}),
+            timeout=self._httpx.Timeout(timeout, connect=min(CONNECT_SECONDS, timeout)),
+        )
+
+    def _trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Remember the connections, so that `close` can interrupt a request."""
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            with self._lock:
+                self._streams.add(info["return_value"])
+
+    def text(self, path: str, body: Mapping[str, Any] | None = None) -> str:
+        """Return the text of an answer: of GET, or of POST with a body."""
+        return str(self._answer(path, body).text)
+
+    def json(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return an answer in JSON: of GET, or of POST with a body.
+
+        Raises
+        ------
+        ServiceError
+            The service cannot be reached, does not answer in time, or answers something else.
+        OverloadError
+            It is overloaded, also after `ATTEMPTS` attempts.
+        DaeHybridError
+            The typed error of the run.
+        """
+        answer = self._answer(path, body)
+        found = None
+        with suppress(ValueError):
+            found = answer.json()
+        if not isinstance(found, dict):
+            raise self._nonsense(answer)
+        return found
+
+    def _answer(self, path: str, body: Mapping[str, Any] | None) -> Any:
+        for attempt in range(ATTEMPTS):
+            answer = self._once(path, body)
+            if answer.status_code != 503:
+                break
+            if attempt + 1 < ATTEMPTS:
+                time.sleep(min(_retry_after(answer), LONGEST_PAUSE))
+        if answer.status_code == 200:
+            return answer
+        problem = None
+        with suppress(ValueError):
+            problem = answer.json()
+        if not isinstance(problem, dict) or "problem+json" not in answer.headers.get("content-type", ""):
+            raise self._nonsense(answer)
+        error = error_of(problem, answer.status_code)
+        if answer.status_code == 503 and not isinstance(error, OverloadError):
+            error = OverloadError(error.message, remedy=error.remedy)
+        if isinstance(error, OverloadError):
+            error.retry_after = _retry_after(answer)
+        if answer.status_code == 401:
+            error.remedy = "Pass the token of the service: connect(url, token=...)."
+        raise error
+
+    def _once(self, path: str, body: Mapping[str, Any] | None) -> Any:
+        if self.is_closed:
+            raise ServiceError("The client is closed.", remedy="Connect again.")
+        httpx = self._httpx
+        try:
+            return self._client.request(
+                "GET" if body is None else "POST", path, json=body, extensions={"trace": self._trace}
+            )
+        except httpx.TimeoutException as reason:
+            raise ServiceError(
+                f"The service at {self.url} did not answer within {self.timeout:g} s.",
+                remedy="Pass a longer timeout= to connect, or ask for a shorter run.",
+            ) from reason
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, RuntimeError) as reason:
+            if self.is_closed:
+                raise ServiceError("The client was closed during the request.") from reason
+            raise ServiceError(
+                f"The service at {self.url} cannot be reached: {reason}.",
+                remedy="Start it (dae-hybrid serve MODEL), or check the address.",
+            ) from reason
+
+    def _nonsense(self, answer: Any) -> ServiceError:
+        text = answer.text[:SHOWN]
+        return ServiceError(
+            f"{self.url} does not answer as a service of dae_hybrid: status {answer.status_code}, {text!r}.",
+            remedy="Check the address, and a proxy before the service.",
+        )
+
+    def close(self) -> None:
+        """Close all connections; the service cancels the requests that run."""
+        self.is_closed = True
+        with self._lock:
+            streams = list(self._streams)
+        for stream in streams:
+            connection = stream.get_extra_info("socket")
+            with suppress(OSError, AttributeError):
+                connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for an answer
+        self._client.close()
+
+
+def _retry_after(answer: Any) -> int:
+    """Seconds to wait before another attempt; 1 if the service does not say."""
+    text = answer.headers.get("retry-after", "")
+    return max(1, int(text)) if text.isdecimal() and len(text) < 10 else 1
