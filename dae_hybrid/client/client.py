@@ -81,19 +81,21 @@ class Client(Mapping[str, RemoteModel]):
     def forward_sensitivity(
         self, model: str | RemoteModel, t_span: Sequence[float] | None = None, *,
         wrt: str | Sequence[str] | None = None, parameters: Parameters = None, t_eval: ArrayLike | None = None,
-        **options: Any,
+        strict: bool = True, **options: Any,
     ) -> ForwardSensitivity:  # fmt: skip
         """Simulate with forward sensitivities; see `RemoteModel.forward_sensitivity`."""
         return self._model(model).forward_sensitivity(
-            t_span, wrt=wrt, parameters=parameters, t_eval=t_eval, **options
+            t_span, wrt=wrt, parameters=parameters, t_eval=t_eval, strict=strict, **options
         )
 
     def adjoint_gradient(
         self, model: str | RemoteModel, t_span: Sequence[float] | None = None, functional: str | None = None, *,
-        wrt: str | Sequence[str] | None = None, parameters: Parameters = None, **options: Any,
+        wrt: str | Sequence[str] | None = None, parameters: Parameters = None, strict: bool = True, **options: Any,
     ) -> Gradient:  # fmt: skip
         """Compute the gradient of a functional; see `RemoteModel.adjoint_gradient`."""
-        return self._model(model).adjoint_gradient(t_span, functional, wrt=wrt, parameters=parameters, **options)
+        return self._model(model).adjoint_gradient(
+            t_span, functional, wrt=wrt, parameters=parameters, strict=strict, **options
+        )
 
     def check_gradient(
         self, model: str | RemoteModel, t_span: Sequence[float] | None = None, functional: str | None = None, *,
@@ -128,4 +130,9 @@ def connect(url: str, *, token: str | None = None, timeout: float = 120.0) -> Cl
     ImportError
         httpx is not installed (extra ``[client]``).
     """
-    return Client(Transport(url, token, timeout))
+    transport = Transport(url, token, timeout)
+    try:
+        return Client(transport)
+    except BaseException:
+        transport.close()
+        raise

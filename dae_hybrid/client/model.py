@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import cached_property
 from threading import Lock
 from typing import Any
@@ -33,6 +34,8 @@ OPTIONS = (
     "rtol", "atol", "method", "max_step", "first_step", "max_steps", "max_order", "max_events",
     "max_transitions_per_instant", "simultaneous", "on_zeno",
 )  # fmt: skip
+#: arguments of the library
+KNOWN = {"keep", "adapter", "algorithm", "duality", "step", *(field.name for field in fields(Options))}
 NOT_FOUND = 404
 #: for models whose results cannot become those of the library
 REMEDY = "Read the answer of the service itself: POST /v1/models/{}/simulate."
@@ -158,16 +161,22 @@ class RemoteModel:
 
     def forward_sensitivity(
         self, t_span: Sequence[float] | None = None, *, wrt: str | Sequence[str] | None = None,
-        parameters: Parameters = None, t_eval: ArrayLike | None = None, **options: Any,
+        parameters: Parameters = None, t_eval: ArrayLike | None = None, strict: bool = True, **options: Any,
     ) -> ForwardSensitivity:  # fmt: skip
-        """Simulate with forward sensitivities; see `dae_hybrid.forward_sensitivity` and `simulate`."""
+        """Simulate with forward sensitivities; see `dae_hybrid.forward_sensitivity` and `simulate`.
+
+        Warns
+        -----
+        DerivativeWarning
+            As in the library; with ``strict=False``, also if a condition for the derivatives fails.
+        """
         body, call = self._call(t_span, parameters, options, t_eval)
-        answer = self._ask("forward", body | self._wrt(wrt))
+        answer = self._ask("forward", body | self._wrt(wrt) | {"strict": strict})
         return decoded(forward_sensitivity_of, self.system, call, answer)
 
     def adjoint_gradient(
         self, t_span: Sequence[float] | None = None, functional: str | None = None, *,
-        wrt: str | Sequence[str] | None = None, parameters: Parameters = None, **options: Any,
+        wrt: str | Sequence[str] | None = None, parameters: Parameters = None, strict: bool = True, **options: Any,
     ) -> Gradient:  # fmt: skip
         """Compute the gradient of a functional; see `dae_hybrid.adjoint_gradient`.
 
@@ -176,7 +185,7 @@ class RemoteModel:
         """
         body, call = self._call(t_span, parameters, options)
         name = self.system.functional_name(functional)
-        answer = self._ask("gradient", body | self._wrt(wrt) | {"functional": name})
+        answer = self._ask("gradient", body | self._wrt(wrt) | {"functional": name, "strict": strict})
         return decoded(gradient_of, self.system, call, answer)
 
     def check_gradient(
@@ -184,10 +193,10 @@ class RemoteModel:
         wrt: str | Sequence[str] | None = None, parameters: Parameters = None, **options: Any,
     ) -> GradientCheck:  # fmt: skip
         """Compare forward, adjoint and finite-difference gradients; see `dae_hybrid.check_gradient`."""
-        body, call = self._call(t_span, parameters, options)
+        body, _ = self._call(t_span, parameters, options)
         name = self.system.functional_name(functional)
         answer = self._ask("check", body | self._wrt(wrt) | {"functional": name})
-        return decoded(checked_gradients_of, self.system, call, answer)
+        return decoded(checked_gradients_of, answer)
 
     def _call(
         self, t_span: Sequence[float] | None, parameters: Parameters, options: Mapping[str, Any],
@@ -199,13 +208,13 @@ class RemoteModel:
             raise ParameterError(f"The model {self.name!r} has no default interval; t_span is required.")
         ends = check_time_span(span)
         times = check_times(t_eval, ends)
-        checked = Options.of(self.defaults | dict(options))
-        refused = sorted(set(options) - set(OPTIONS))
+        refused = sorted((set(options) & KNOWN) - set(OPTIONS))
         if refused:
             raise UnsupportedError(
                 f"Requests to a service cannot have the option {', '.join(map(repr, refused))}.",
                 remedy=f"Legal options: {', '.join(OPTIONS)}.",
             )
+        checked = Options.of(self.defaults | dict(options))
         given = {name: _plain(getattr(checked, name)) for name in options if options[name] is not None}
         body: dict[str, Any] = {"t_span": list(ends), **given}
         if parameters is not None:
@@ -263,5 +272,3 @@ def _described(description: Mapping[str, Any]) -> tuple[Any, ...]:
         )
     except (KeyError, TypeError) as reason:
         raise ServiceError(f"The service does not describe its model as expected: {reason!r}.") from reason
-
-

@@ -16,12 +16,13 @@ from dae_hybrid.interface.gradient_check import GradientCheck
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Keep, Options
 from dae_hybrid.port.point import StatePoint
+from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.sensitivity.results import Along, ForwardSensitivity, Gradient
 from dae_hybrid.system.initial import RunStart
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.trajectory.diagnostics import Check, Diagnostics
 from dae_hybrid.trajectory.parts import TrajectoryParts
-from dae_hybrid.trajectory.trajectory import Segment, Side, Trajectory
+from dae_hybrid.trajectory.trajectory import Segment, Trajectory
 
 
 def not_sent(what: str) -> NotKeptError:
@@ -48,14 +49,11 @@ class RemoteTrajectory(Trajectory):
         return self.parts.segments
 
 
-def _refuse_adjoint(t: Array, side: Side) -> list[Array]:
+def _refuse_adjoint(*_: Any) -> list[Array]:
     raise not_sent("adjoint variables")
 
 
-def decoded[T](
-    decode: Callable[[HybridSystem, Options, dict[str, Any]], T], system: HybridSystem, options: Options,
-    answer: dict[str, Any],
-) -> T:  # fmt: skip
+def decoded[**P, T](decode: Callable[P, T], *arguments: P.args, **further: P.kwargs) -> T:
     """Decode an answer.
 
     Raises
@@ -64,7 +62,7 @@ def decoded[T](
         It does not have the expected form.
     """
     try:
-        return decode(system, options, answer)
+        return decode(*arguments, **further)
     except (KeyError, TypeError, ValueError, IndexError) as reason:
         raise ServiceError(
             f"The answer of the service does not have the expected form: {reason!r}.",
@@ -116,7 +114,7 @@ def gradient_of(system: HybridSystem, options: Options, answer: dict[str, Any]) 
     )
 
 
-def checked_gradients_of(system: HybridSystem, options: Options, answer: dict[str, Any]) -> GradientCheck:
+def checked_gradients_of(answer: dict[str, Any]) -> GradientCheck:
     """Return the comparison of an answer to ``check``."""
     return GradientCheck(
         answer["functional"],
@@ -172,7 +170,7 @@ def _known(parts: list[Any], answer: Mapping[str, Any], indices: Mapping[str, in
     return found
 
 
-def _no_table(table: Any) -> Any:
+def _no_table(_: RecordTable) -> Any:
     raise AssertionError("a run of a service has no record tables")
 
 

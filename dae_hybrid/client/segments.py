@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,7 @@ class Decoded:
         same = np.array_equal(held[1:], held[:-1], equal_nan=True)
         cuts = [] if same else begin + 1 + np.flatnonzero((held[1:] != held[:-1]).any(axis=1))
         ends = [begin, *map(int, cuts), end]
-        return list(zip(ends[:-1], ends[1:], strict=True))
+        return list(pairwise(ends))
 
 
 def parts_of(outputs: Decoded) -> list[Segment | EventRecord]:
@@ -154,13 +155,11 @@ def _segments(
         t_begin, x_begin, rate = (t_start, x, xdot) if not k else (outputs.t[first], states[0], unknown)
         is_last = k + 1 == len(pieces)
         t_end, x_end, rate_end = there if is_last else (outputs.t[last - 1], states[-1], unknown)
-        found.append(
-            Segment(
-                mode, outputs.p, float(t_begin), float(t_end), x_begin, x_end, rate, rate_end,
-                outputs.memory[first] if last > first else memory, SENT, outputs.t[some], states,
-                refuse_replay, **kept,
-            )  # fmt: skip
-        )
+        held = outputs.memory[first] if last > first else memory
+        found.append(Segment(
+            mode, outputs.p, float(t_begin), float(t_end), x_begin, x_end, rate, rate_end, held, SENT, outputs.t[some],
+            states, refuse_replay, **kept,
+        ))  # fmt: skip
     return found
 
 

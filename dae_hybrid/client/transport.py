@@ -85,9 +85,7 @@ class Transport:
             The typed error of the run.
         """
         answer = self._answer(path, body)
-        found = None
-        with suppress(ValueError):
-            found = answer.json()
+        found = _parsed(answer)
         if not isinstance(found, dict):
             raise self._nonsense(answer)
         return found
@@ -101,9 +99,7 @@ class Transport:
                 time.sleep(min(_retry_after(answer), LONGEST_PAUSE))
         if answer.status_code == 200:
             return answer
-        problem = None
-        with suppress(ValueError):
-            problem = answer.json()
+        problem = _parsed(answer)
         if not isinstance(problem, dict) or "problem+json" not in answer.headers.get("content-type", ""):
             raise self._nonsense(answer)
         error = error_of(problem, answer.status_code)
@@ -153,6 +149,13 @@ class Transport:
             with suppress(OSError, AttributeError):
                 connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for an answer
         self._client.close()
+
+
+def _parsed(answer: Any) -> Any:
+    """The JSON of an answer, None if it is not valid."""
+    with suppress(ValueError, RecursionError):
+        return answer.json()
+    return None
 
 
 def _retry_after(answer: Any) -> int:

@@ -40,8 +40,9 @@ Tolerance = Annotated[
     PlainValidator(_tolerance),
     WithJsonSchema({"anyOf": [NUMBER, {"type": "object", "additionalProperties": NUMBER}]}),
 ]
+STRICT = "whether to refuse derivatives if a condition for them fails (default), or to return them with warnings"
 #: entries of a request that are not options of the run
-NOT_OPTIONS = ("parameters", "t_span", "t_eval", "points", "functional", "wrt")
+NOT_OPTIONS = ("parameters", "t_span", "t_eval", "points", "functional", "wrt", "strict")
 
 
 class Body(BaseModel):
@@ -87,14 +88,17 @@ class ForwardBody(SimulateBody):
     """A simulation with forward sensitivities."""
 
     wrt: list[str] | None = Field(None, description="parameters to differentiate by; default all")
+    strict: bool | None = Field(None, description=STRICT)
 
 
-class GradientBody(RunOptionsBody):
-    """A gradient by adjoint analysis."""
+class CheckBody(RunOptionsBody):
+    """A comparison of adjoint, forward and finite-difference gradients."""
 
     functional: str | None = Field(None, description="required if the model has several")
     wrt: list[str] | None = Field(None, description="parameters to differentiate by; default all")
 
 
-class CheckBody(GradientBody):
-    """A comparison of adjoint, forward and finite-difference gradients."""
+class GradientBody(CheckBody):
+    """A gradient by adjoint analysis."""
+
+    strict: bool | None = Field(None, description=STRICT)
