@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,6 +15,7 @@ from dae_hybrid.layout import Layout
 from dae_hybrid.method import Method
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.records import EventRecord
+from dae_hybrid.port.replay import SegmentReplay
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.trajectory.trajectory import Segment
 
@@ -104,8 +105,8 @@ class Decoded:
         if self.directions is not None:
             held = np.hstack((held, self.memory_derivatives[begin:end].reshape(end - begin, -1)))
         same = np.array_equal(held[1:], held[:-1], equal_nan=True)
-        cuts = [] if same else begin + 1 + np.flatnonzero((held[1:] != held[:-1]).any(axis=1))
-        ends = [begin, *map(int, cuts), end]
+        cuts: ArrayLike = [] if same else begin + 1 + np.flatnonzero((held[1:] != held[:-1]).any(axis=1))
+        ends = [begin, *np.asarray(cuts, dtype=int).tolist(), end]
         return list(pairwise(ends))
 
 
@@ -158,7 +159,7 @@ def _segments(
         held = outputs.memory[first] if last > first else memory
         found.append(Segment(
             mode, outputs.p, float(t_begin), float(t_end), x_begin, x_end, rate, rate_end, held, SENT, outputs.t[some],
-            states, refuse_replay, **kept,
+            states, cast(SegmentReplay, refuse_replay), **kept,
         ))  # fmt: skip
     return found
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from service import running
 
 from dae_hybrid.interface.registry import BUILT_IN, capability_table
 from dae_hybrid.problems.conformance import CASES
 from dae_hybrid.tables import markdown
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+ADDRESS = "http://127.0.0.1:8000"
 PAGES = sorted(DOCS.glob("*.md"))
 
 
@@ -19,8 +22,11 @@ PAGES = sorted(DOCS.glob("*.md"))
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_code_runs(page: Path) -> None:
     names: dict = {}
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
-        exec(block, names)
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    # the page of the service assumes a running one
+    with running("em_hysteresis") if page.stem == "service" else nullcontext() as service:
+        for block in blocks:
+            exec(block if service is None else block.replace(ADDRESS, service.url), names)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
