@@ -134,13 +134,13 @@ class Source(NamedTuple):
     def write_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write `columns` to a Parquet file, a group of rows at a time."""
         pyarrow, parquet = (optional(name, "to_parquet()", EXTRA) for name in ("pyarrow", "pyarrow.parquet"))
-        schema = self._schema(pyarrow)
+        schema = self.schema(pyarrow)
         with replaced(path) as draft, parquet.ParquetWriter(draft, schema) as writer:
             for first in range(0, len(self.given), ROWS_OF_GROUP):
                 part = self.columns(first, min(first + ROWS_OF_GROUP, len(self.given)))
                 writer.write_table(pyarrow.table(part, schema=schema))
 
-    def _schema(self, pyarrow: Any) -> Any:
+    def schema(self, pyarrow: Any) -> Any:
         """Types of `columns`, with the units and descriptions of the model."""
         about, fields = self.attributes, []
         for name, values in self.columns(0, 1).items():

@@ -192,17 +192,24 @@ def failed_rows(layout: ResultLayout, count: int) -> dict[str, Array]:
 @contextmanager
 def _collected(recipe: Recipe) -> Iterator[list[tuple[type[Warning], str]]]:
     """Collect the warnings of this thread in a process that is not the client's, whose user would not see them."""
-    seen: dict[tuple[type[Warning], str], None] = {}
     found: list[tuple[type[Warning], str]] = []
     if recipe.client == _this_process():
         yield found
         return
+    with collected_warnings() as seen:
+        yield found
+    found += seen
+
+
+@contextmanager
+def collected_warnings() -> Iterator[dict[tuple[type[Warning], str], None]]:
+    """Collect the warnings of this thread, each once."""
+    seen: dict[tuple[type[Warning], str], None] = {}
     _collector.begin(seen)
     try:
-        yield found
+        yield seen
     finally:
         _collector.end()
-    found += seen
 
 
 class _Collector:

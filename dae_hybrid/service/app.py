@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -17,11 +18,12 @@ from starlette.responses import HTMLResponse, Response
 from dae_hybrid import __version__
 from dae_hybrid.ensembles.process import WorkerProcess
 from dae_hybrid.errors import DaeHybridError
-from dae_hybrid.service import api_page, bodies, umbridge
+from dae_hybrid.service import api_page, bodies, job_routes, umbridge
 from dae_hybrid.service.bodies import body_of, documented, pointer
 from dae_hybrid.service.encoding import ARROW, CSV, JSON, MEDIA, json_bytes
 from dae_hybrid.service.evaluation import Limits, carry_out, describe
 from dae_hybrid.service.guards import Guard
+from dae_hybrid.service.jobs import Jobs
 from dae_hybrid.service.log import LOG
 from dae_hybrid.service.metrics import Metrics
 from dae_hybrid.service.models import ServedModel
@@ -62,6 +64,7 @@ class Service:
 
     def __init__(self, settings: Settings, models: Mapping[str, ServedModel]) -> None:
         self.settings, self.models, self.metrics = settings, dict(models), Metrics()
+        self.jobs: Jobs
         self.limits = Limits(settings.max_outputs, settings.max_steps)
         self.pool = Pool(settings.workers, settings.queue, settings.max_seconds, settings.max_memory, self._prepare)
         self.descriptions: dict[str, dict[str, Any]] = {}
@@ -72,6 +75,11 @@ class Service:
             ("workers_ready", "Worker processes that are ready", lambda: self.pool.ready),
         ):
             self.metrics.gauge(name, text, value)
+        for name, text, value in (
+            ("jobs_waiting", "Jobs that wait", lambda: self.jobs.n_waiting),
+            ("jobs_running", "Jobs that run", lambda: self.jobs.n_running),
+        ):
+            self.metrics.gauge(name, text, value)
         self.metrics.counter("workers_replaced", "Worker processes that were replaced", lambda: self.pool.replaced)
         self.metrics.counter("worker_seconds", "Time of requests in workers", lambda: self.pool.busy_seconds)
 
@@ -79,19 +87,21 @@ class Service:
         return worker.run(describe, list(self.models.values()))
 
     async def start(self) -> None:
-        """Start the workers, which build all models.
+        """Start the workers, which build all models, and the jobs.
 
         Raises
         ------
         DaeHybridError
-            A model cannot be built.
+            A model cannot be built, or another server uses the store of jobs.
         """
+        self.jobs = Jobs(self.settings.store, self.models, self.settings)
         found = await self.pool.start()
         for name, (description, file) in zip(self.models, found, strict=True):
             self.descriptions[name], self.files[name] = description, file
 
-    def close(self) -> None:
-        """End the workers."""
+    async def close(self) -> None:
+        """End the jobs that run, which the next server continues, and the workers."""
+        await asyncio.to_thread(self.jobs.close, self.settings.grace_seconds)
         self.pool.close()
 
     def model(self, name: str) -> ServedModel:
@@ -125,11 +135,11 @@ def create_app(settings: Settings, models: Mapping[str, ServedModel]) -> FastAPI
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await service.start()
         try:
+            await service.start()
             yield
         finally:
-            service.close()
+            await service.close()
 
     app = FastAPI(
         title="dae_hybrid", version=__version__, description=DESCRIPTION, lifespan=lifespan,
@@ -143,6 +153,7 @@ def create_app(settings: Settings, models: Mapping[str, ServedModel]) -> FastAPI
     app.include_router(health_routes(service))
     app.include_router(model_routes(service))
     app.include_router(umbridge.router(service))
+    app.include_router(job_routes.router(service), responses=RESPONSES)
     app.add_middleware(Guard, settings=settings, metrics=service.metrics)
     app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
     return app

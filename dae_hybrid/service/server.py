@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Mapping
 
@@ -43,6 +44,15 @@ def _protocol(settings: Settings) -> type[HttpToolsProtocol]:
     return Protocol
 
 
+class _Server(uvicorn.Server):
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End streams of events, which would last, and begin to stop jobs; finish the other requests."""
+        jobs = getattr(self.config.app.state.service, "jobs", None)  # type: ignore[union-attr]
+        if jobs is not None:
+            jobs.leave()
+        await super().shutdown(sockets)
+
+
 def serve(settings: Settings, models: Mapping[str, ServedModel]) -> None:
     """Serve models until a signal ends the service (SIGINT or SIGTERM); running requests are finished.
 
@@ -66,4 +76,4 @@ def serve(settings: Settings, models: Mapping[str, ServedModel]) -> None:
     )  # fmt: skip
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again when it has ended
         signal.signal(number, lambda *_: None)
-    uvicorn.Server(config).run()
+    _Server(config).run()

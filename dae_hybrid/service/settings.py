@@ -49,8 +49,8 @@ class Settings:
         Address of the Dask scheduler that runs the ensembles of jobs.
     running_jobs, max_jobs : int
         Number of jobs that run at a time, and of all jobs that are kept.
-    max_runs : int
-        Number of runs of a job.
+    max_runs, max_values : int
+        Number of runs of a job, and of numbers in its results.
     max_job_seconds : float
         Computing time of a fit, in seconds.
 
@@ -78,6 +78,7 @@ class Settings:
     running_jobs: int = 1
     max_jobs: int = 1000
     max_runs: int = 1_000_000
+    max_values: int = 100_000_000
     max_job_seconds: float = 3600.0
 
     def __post_init__(self) -> None:
