@@ -94,10 +94,10 @@ class Service:
         DaeHybridError
             A model cannot be built, or another server uses the store of jobs.
         """
-        self.jobs = Jobs(self.settings.store, self.models, self.settings)
         found = await self.pool.start()
         for name, (description, file) in zip(self.models, found, strict=True):
             self.descriptions[name], self.files[name] = description, file
+        self.jobs = Jobs(self.settings.store, self.models, self.settings)  # a model that fails would fail them
 
     async def close(self) -> None:
         """End the jobs that run, which the next server continues, and the workers."""
@@ -135,8 +135,8 @@ def create_app(settings: Settings, models: Mapping[str, ServedModel]) -> FastAPI
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await service.start()
         try:
-            await service.start()
             yield
         finally:
             await service.close()

@@ -76,15 +76,16 @@ def ensemble_call(model: LoadedModel, body: EnsembleBody, settings: Settings) ->
 def drawn(model: LoadedModel, design: Design) -> dict[str, Any]:
     """Parameters of all runs, drawn in the order of the distributions."""
     generator, found = np.random.default_rng(design.seed), {}
-    for name in (*design.random, *design.fixed):
-        part = "random" if name in design.random else "fixed"
-        layout = model.system.parameters
-        if name not in layout:
-            _refuse(f"There is no parameter {name!r}.", f"/parameters/{part}/{_escaped(name)}", layout.names)
-        if part == "random" and layout[name].stop - layout[name].start != 1:
-            _refuse(f"{name!r} is a vector; only numbers are drawn.", f"/parameters/random/{_escaped(name)}", ())
-        if part == "fixed" and name in design.random:
-            _refuse(f"{name!r} is both drawn and fixed.", f"/parameters/fixed/{_escaped(name)}", ())
+    layout = model.system.parameters
+    for part, names in (("random", design.random), ("fixed", design.fixed)):
+        for name in names:
+            place = f"/parameters/{part}/{_escaped(name)}"
+            if name not in layout:
+                _refuse(f"There is no parameter {name!r}.", place, layout.names)
+            if part == "random" and layout[name].stop - layout[name].start != 1:
+                _refuse(f"{name!r} is a vector; only numbers are drawn.", place, ())
+            if part == "fixed" and name in design.random:
+                _refuse(f"{name!r} is both drawn and fixed.", place, ())
     for name, own in design.random.items():
         found[name] = _sample(generator, own, design.n)
         if not np.isfinite(found[name]).all():

@@ -24,7 +24,7 @@ def _column_entry(i: int, entry: Any) -> Any:
 
 def _data(value: Any) -> Any:
     if not isinstance(value, list):
-        raise ValueError("must be a list of numbers; null is a missing value")  # noqa: TRY004: pydantic reports it
+        raise ValueError("must be a list of numbers; null is a missing value")  # noqa: TRY004  # pydantic reports it
     found = []
     for i, entry in enumerate(value):
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from fastapi import APIRouter
@@ -121,14 +120,9 @@ def _documentation() -> dict[str, Any]:
 
 
 def _facts(job: Job, jobs: Jobs) -> dict[str, Any]:
-    facts, address = job.facts(), f"/v1/jobs/{job.id}"
-    times = {name: _iso(facts[name]) for name in ("created", "started", "ended")}
+    address = f"/v1/jobs/{job.id}"
     links = {"href": address, "events": f"{address}/events", "result": f"{address}/result"}
-    return facts | times | links | {"durable": not jobs.store.is_temporary}
-
-
-def _iso(seconds: float | None) -> str | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()
+    return job.facts() | links | {"durable": not jobs.store.is_temporary}
 
 
 def _answer(job: Job, jobs: Jobs, status: int, headers: dict[str, str] | None = None) -> Response:

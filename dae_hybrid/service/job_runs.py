@@ -18,7 +18,7 @@ from dae_hybrid.ensembles.ensemble import ensemble
 from dae_hybrid.ensembles.process import WorkerProcess
 from dae_hybrid.ensembles.scheduling import EnsembleProgress
 from dae_hybrid.ensembles.worker import cancellation_of, collected_warnings
-from dae_hybrid.errors import DaeHybridError, LimitError, WorkerLostError
+from dae_hybrid.errors import DaeHybridError, EnsembleError, LimitError
 from dae_hybrid.fitting.fit import fit
 from dae_hybrid.fitting.result import Fit
 from dae_hybrid.fitting.search import FitProgress
@@ -86,7 +86,7 @@ def run_fit(job: Report, body: FitBody, served: ServedModel, settings: Settings)
     ------
     LimitError
         It needs too much time or memory.
-    WorkerLostError
+    EnsembleError
         Its process was lost several times.
     DaeHybridError
         The error of the fit.
@@ -98,8 +98,8 @@ def run_fit(job: Report, body: FitBody, served: ServedModel, settings: Settings)
         try:
             found = _supervised(job, worker, (served, body, settings, path), end, settings)
             break
-        except WorkerLostError:
-            if losses == MAX_LOSSES:
+        except EnsembleError:
+            if worker.is_running or losses == MAX_LOSSES:  # lost, also while it starts
                 raise
             job.warn("The process of the fit was lost; the fit runs again.")
         finally:

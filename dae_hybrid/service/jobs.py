@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Condition, Lock, Thread
 from typing import Any
@@ -63,7 +64,8 @@ class Job:
 
     def facts(self) -> dict[str, Any]:
         """The state for clients."""
-        return {"id": self.id, "kind": self.body.kind, "model": self.body.model, **self.state}
+        times = {name: _iso(self.state[name]) for name in ("created", "started", "ended")}
+        return {"id": self.id, "kind": self.body.kind, "model": self.body.model, **self.state, **times}
 
     # -- events ---------------------------------------------------------------------------------------------
 
@@ -343,3 +345,7 @@ def _fresh_state(total: int | None) -> dict[str, Any]:
 
 def _failure(report: dict[str, Any]) -> dict[str, Any]:
     return {"status": FAILED, "ended": time.time(), "error": report, "message": report["message"]}
+
+
+def _iso(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()

@@ -20,7 +20,7 @@ import dae_hybrid as dh
 
 #: port 0 lets the system choose
 CODE = """
-from pathlib import Path
+from pathlib import PosixPath, WindowsPath
 from dae_hybrid.service.models import served_models
 from dae_hybrid.service.server import serve
 from dae_hybrid.service.settings import Settings

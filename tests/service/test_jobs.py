@@ -1,0 +1,422 @@
+"""Jobs without HTTP: results of the library, lost processes, damaged stores, and limits."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from pydantic import ValidationError
+from service import SLOW, decay
+
+import dae_hybrid as dh
+from dae_hybrid.errors import LimitError, OverloadError
+from dae_hybrid.service.job_requests import body_class
+from dae_hybrid.service.job_results import result_parts
+from dae_hybrid.service.jobs import Job, Jobs
+from dae_hybrid.service.models import served_models
+from dae_hybrid.service.settings import Settings
+
+MODELS = ("service:decay",)
+K = np.linspace(0.5, 2.0, 24)
+OPTIONS = {"rtol": 1e-8, "atol": 1e-12}
+#: runs of about 20 ms
+BUSY = {"max_step": 1e-4, "t_span": [0, 3]}
+T, Y = [0.5, 1.0, 1.5, 2.0, 2.5], [1.28, 0.81, 0.53, 0.33, 0.22]
+FIT = {"kind": "fit", "model": "decay", "experiments": [{"t": T, "data": {"y": Y}}], "free": ["k", "y0"]}
+
+
+@contextmanager
+def engine(store: Path | None, *models: str, **settings: Any) -> Iterator[Jobs]:
+    given = {"workers": 2, "max_steps": 10**12, **settings}
+    jobs = Jobs(store, served_models(models or MODELS), Settings(**given))
+    try:
+        yield jobs
+    finally:
+        jobs.close()
+
+
+def submit(jobs: Jobs, content: dict[str, Any]) -> Job:
+    return jobs.submit(body_class(content).model_validate(content))
+
+
+def sets(k: np.ndarray = K, **further: Any) -> dict[str, Any]:
+    return {"kind": "ensemble", "model": "decay", "parameters": {"k": k.tolist()}, **BUSY, **further}
+
+
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def ended(job: Job, status: str = "done") -> Job:
+    until(lambda: job.has_ended)
+    assert job.state["status"] == status, job.state
+    return job
+
+
+def result(job: Job) -> Any:
+    parts = result_parts(job, "json")
+    assert parts is not None
+    return json.loads(b"".join(parts))
+
+
+def children() -> list[psutil.Process]:
+    return [own for own in psutil.Process().children() if "ensembles.process" in " ".join(own.cmdline())]
+
+
+def events(job: Job) -> list[Any]:
+    found, offset = [], 0
+    while True:
+        some, after = job.folder.events(offset)
+        if after == offset:
+            return found
+        found, offset = found + some, after
+
+
+# -- ensembles -------------------------------------------------------------------------------------------
+
+
+def test_an_ensemble_is_that_of_the_library(tmp_path: Path) -> None:
+    with engine(tmp_path) as jobs:
+        content = sets(gradient="forward", functional=["area", "end"], wrt=["y0"], points=5, outputs=["y"])
+        found = result(ended(submit(jobs, content)))
+    expected = dh.ensemble(
+        decay().build(), (0, 3), parameters={"k": K}, gradient="forward", functional=["area", "end"], wrt=["y0"],
+        t_eval=np.linspace(0, 3, 5), outputs=["y"], max_step=1e-4, **OPTIONS,
+    )  # fmt: skip
+    assert found["complete"] is True
+    assert found["parameters"]["k"] == K.tolist()
+    for name in ("end", "area"):
+        assert found["functionals"][name] == expected.functionals[name].tolist()
+        assert found["gradients"][name] == expected.gradient[name].squeeze(-1).tolist() or (
+            found["gradients"][name] == expected.gradient[name].tolist()
+        )
+    assert found["outputs"]["y"] == expected["y"].tolist()
+    assert found["t_end"] == expected.t_end.tolist()
+    assert found["final"]["y"] == expected.final["y"].tolist()
+    assert found["n_steps"] == expected.n_steps.tolist()
+    assert found["failures"] == []
+
+
+def test_failed_runs_have_their_errors(tmp_path: Path) -> None:
+    with engine(tmp_path) as jobs:
+        found = result(ended(submit(jobs, sets(K[:4], max_steps=10))))
+    assert found["ok"] == [False] * 4
+    assert found["functionals"]["end"] == [None] * 4
+    assert [own["run"] for own in found["failures"]] == [0, 1, 2, 3]
+    assert {own["kind"] for own in found["failures"]} == {"StepLimitError"}
+    assert found["failures"][2]["parameters"]["k"] == K[2]
+
+
+def test_a_design_is_drawn_from_its_distributions(tmp_path: Path) -> None:
+    design = {
+        "random": {"k": {"distribution": "lognormal", "median": 0.7, "sd": 0.1}}, "n": 500, "seed": 3,
+        "fixed": {"y0": 5.0},
+    }  # fmt: skip
+    content = {"kind": "ensemble", "model": "decay", "t_span": [0, 1], "parameters": design}
+    with engine(tmp_path) as jobs:
+        found = result(ended(submit(jobs, content)))
+        again = result(ended(submit(jobs, content)))
+    k = np.array(found["parameters"]["k"])
+    assert again["parameters"] == found["parameters"]
+    assert abs(np.log(k / 0.7).mean()) < 4 * 0.1 / np.sqrt(500)
+    assert np.log(k).std() == pytest.approx(0.1, rel=0.15)
+    assert found["parameters"]["y0"] == [5.0] * 500
+    np.testing.assert_allclose(found["functionals"]["end"], 5 * np.exp(-k), rtol=1e-6)
+
+
+def test_a_killed_worker_loses_no_run(tmp_path: Path) -> None:
+    expected = dh.batch(decay().build(), (0, 3), parameters={"k": K}, max_step=1e-4, **OPTIONS)
+    with engine(tmp_path) as jobs:
+        job = submit(jobs, sets())
+        until(lambda: job.state["done"])
+        children()[0].send_signal(signal.SIGKILL)
+        found = result(ended(job))
+    assert found["functionals"]["end"] == expected.functionals["end"].tolist()
+    assert found["ok"] == [True] * len(K)
+
+
+def test_a_cancelled_job_ends_during_a_long_chunk(tmp_path: Path) -> None:
+    with engine(tmp_path) as jobs:
+        job = submit(jobs, sets(K[:3]) | SLOW)
+        waiting = submit(jobs, sets(K[:3]))
+        until(children)
+        time.sleep(3.0)
+        assert job.state["status"] == "running"
+        jobs.cancel(waiting)
+        assert waiting.state["status"] == "cancelled"
+        begin = time.monotonic()
+        jobs.cancel(job)
+        ended(job, "cancelled")
+        assert time.monotonic() - begin < 2.0
+        jobs.cancel(job)  # of no effect
+        assert not children()
+        assert events(job)[-1]["data"]["status"] == "cancelled"
+
+
+def test_the_next_server_continues_what_the_last_one_left(tmp_path: Path) -> None:
+    with engine(tmp_path) as jobs:
+        job, queued = submit(jobs, sets()), submit(jobs, sets(K[:3]))
+        until(lambda: job.state["done"])
+    assert job.state["status"] == "running"
+    runs = dh.Ensemble.open(job.folder.path / "runs")
+    before = int(runs.done.sum())
+    assert 0 < before < len(K)
+    with engine(tmp_path) as jobs:
+        again = jobs.jobs[job.id]
+        assert [own.id for own in sorted(jobs.jobs.values(), key=lambda own: own.number)] == [job.id, queued.id]
+        found = result(ended(again))
+        ended(jobs.jobs[queued.id])
+        progress = [own["data"]["done"] for own in events(again) if own["event"] == "progress"]
+        assert progress == sorted(progress)
+    expected = dh.batch(decay().build(), (0, 3), parameters={"k": K}, max_step=1e-4, **OPTIONS)
+    assert found["functionals"]["area"] == expected.functionals["area"].tolist()
+
+
+# -- fits ------------------------------------------------------------------------------------------------
+
+
+def test_a_fit_is_that_of_the_library(tmp_path: Path) -> None:
+    content = FIT | {"bounds": {"k": [0.1, None]}, "scale": {"y0": "log"}, "free": {"k": 1.0, "y0": 1.5}}
+    content |= {"experiments": [{"t": T, "data": {"y": [*Y[:-1], None]}, "sigma": 0.01}]}
+    with engine(tmp_path) as jobs:
+        found = result(ended(submit(jobs, content)))
+    data = dh.Experiment({"y": [*Y[:-1], np.nan]}, T, sigma=0.01)
+    expected = dh.fit(
+        decay().build(), data, {"k": 1.0, "y0": 1.5}, bounds={"k": (0.1, None)}, scale={"y0": "log"}, **OPTIONS
+    )
+    assert found["labels"] == ["k", "y0"]
+    assert found["estimates"] == expected.estimates.tolist()
+    assert found["standard_errors"] == expected.standard_errors.tolist()
+    assert found["covariance"] == expected.covariance.tolist()
+    assert found["cost"] == expected.cost
+    assert found["success"] is True
+    assert found["table"] == str(expected)
+
+
+def test_a_fit_whose_process_is_killed_runs_again_but_not_for_ever(tmp_path: Path) -> None:
+    content = FIT | {"experiments": [FIT["experiments"][0] | {"t_span": [0, 3]}], "max_step": 1e-6}
+    killed: set[int] = set()
+
+    def kill(times: int) -> None:
+        while len(killed) < times:
+            until(lambda: any(own.pid not in killed for own in children()))
+            victim = next(own for own in children() if own.pid not in killed)
+            time.sleep(0.5)
+            victim.kill()
+            killed.add(victim.pid)
+
+    with engine(tmp_path) as jobs:
+        job = submit(jobs, FIT | {"starts": 1})
+        kill(1)
+        done = ended(job)
+        assert "lost" in done.state["warnings"][0]
+        killed.clear()
+        job = submit(jobs, content)
+        kill(3)
+        failed = ended(job, "failed")
+        assert failed.state["error"]["kind"] in ("WorkerLostError", "EnsembleError")  # the latter at its start
+        assert "SIGKILL" in failed.state["message"]
+        assert result_parts(failed, "json") is None
+
+
+def test_a_fit_is_cancelled_and_ends_at_its_limit_of_time(tmp_path: Path) -> None:
+    content = FIT | {"max_step": 1e-9}
+    with engine(tmp_path, max_job_seconds=4.0) as jobs:
+        job = submit(jobs, content)
+        until(children)
+        time.sleep(2.5)
+        begin = time.monotonic()
+        jobs.cancel(job)
+        ended(job, "cancelled")
+        assert time.monotonic() - begin < 2.0
+        late = ended(submit(jobs, content), "failed")
+        assert late.state["error"]["kind"] == "LimitError"
+        assert "4 s" in late.state["message"]
+        assert not children()
+
+
+def test_a_fit_reports_its_progress_and_the_next_server_begins_it_again(tmp_path: Path) -> None:
+    slow = FIT | {"max_step": 2e-6}
+    with engine(tmp_path) as jobs:
+        job = submit(jobs, slow)
+        until(lambda: any(own["event"] == "progress" for own in events(job)))
+        assert events(job)[-1]["data"]["evaluations"] >= 1
+    with engine(tmp_path) as jobs:
+        until(lambda: jobs.jobs[job.id].state["status"] == "running")
+        jobs.cancel(jobs.jobs[job.id])
+        ended(jobs.jobs[job.id], "cancelled")
+
+
+# -- the store -------------------------------------------------------------------------------------------
+
+
+def test_a_store_has_one_server(tmp_path: Path) -> None:
+    with engine(tmp_path), pytest.raises(dh.StoreError, match="another server"):
+        Jobs(tmp_path, served_models(MODELS), Settings())
+    with engine(tmp_path):
+        pass
+
+
+def test_damaged_folders_are_reported_and_left(tmp_path: Path) -> None:
+    with engine(tmp_path) as jobs:
+        kept, broken, torn, empty = (ended(submit(jobs, sets(K[:2]))) for _ in range(4))
+    (broken.folder.path / "request.json").write_bytes(b'{"number": 1, "body": {"kind": "ensem')
+    (empty.folder.path / "status.json").unlink()
+    whole = (torn.folder.path / "events.jsonl").read_bytes()
+    (torn.folder.path / "events.jsonl").write_bytes(whole[:-10])
+    (tmp_path / ("f" * 32)).mkdir()
+    (tmp_path / "notes.txt").write_text("not of the service")
+    (tmp_path / ".job-0").mkdir()
+    with engine(tmp_path) as jobs:
+        assert set(jobs.damaged) == {broken.id, empty.id, "f" * 32}
+        assert set(jobs.jobs) == {kept.id, torn.id}
+        assert result(jobs.jobs[kept.id])["complete"] is True
+        numbers = [own["data"]["status"] for own in events(jobs.jobs[torn.id]) if own["event"] == "status"]
+        assert numbers == ["queued", "running", "done"]
+        assert jobs.jobs[torn.id].folder.n_events == len(events(jobs.jobs[torn.id]))
+    assert broken.folder.path.is_dir()
+    assert not (tmp_path / ".job-0").exists()
+
+
+def test_a_damaged_store_of_runs_fails_its_job_only(tmp_path: Path) -> None:
+    with engine(tmp_path) as jobs:
+        job = submit(jobs, sets())
+        until(lambda: job.state["done"])
+    (job.folder.path / "runs" / "chunks.sqlite").write_bytes(b"no database")
+    with engine(tmp_path) as jobs:
+        failed = ended(jobs.jobs[job.id], "failed")
+        assert failed.state["error"]["kind"] == "StoreError"
+        ended(submit(jobs, sets(K[:2])))
+
+
+def test_a_job_waits_for_its_model(tmp_path: Path) -> None:
+    with engine(tmp_path) as jobs:
+        job = submit(jobs, sets())
+        until(lambda: job.state["done"])
+    with engine(tmp_path, "graze=service:grazing") as jobs:
+        assert jobs.jobs[job.id].state["status"] == "queued"
+        assert "'decay'" in jobs.jobs[job.id].state["message"]
+        assert not jobs.n_waiting
+    with engine(tmp_path, "decay=service:grazing") as jobs:
+        failed = ended(jobs.jobs[job.id], "failed")
+        assert failed.state["error"]["kind"] in ("StoreError", "ParameterError")
+
+
+def test_a_temporary_store_is_removed() -> None:
+    with engine(None) as jobs:
+        path = jobs.store.path
+        job = ended(submit(jobs, sets(K[:2])))
+        jobs.remove(job)
+        assert job.id not in jobs.jobs
+        assert not job.folder.path.exists()
+    assert not path.exists()
+
+
+def test_the_number_of_jobs_is_limited(tmp_path: Path) -> None:
+    with engine(tmp_path, max_jobs=2) as jobs:
+        first, second = submit(jobs, sets(K[:3]) | SLOW), submit(jobs, sets(K[:2]))
+        with pytest.raises(OverloadError, match="keeps 2 jobs") as caught:
+            submit(jobs, sets(K[:2]))
+        assert caught.value.retry_after > 0
+        jobs.cancel(second)
+        jobs.remove(second)
+        jobs.cancel(submit(jobs, sets(K[:2])))
+        jobs.cancel(first)
+        ended(first, "cancelled")
+
+
+# -- requests --------------------------------------------------------------------------------------------
+
+RANDOM = {"distribution": "uniform", "low": 0.5, "high": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"parameters": {"q": [1.0]}}, "/parameters/q"),
+        ({"parameters": {"a/b~": [1.0]}}, "/parameters/a~1b~0"),
+        ({"parameters": {"k": [[1.0, 2.0], [3.0]]}}, "/parameters/k"),
+        ({"parameters": {"k": []}}, "/parameters/k"),
+        ({"parameters": {"k": [1.0, 2.0], "y0": [1.0, 2.0, 3.0]}}, "/parameters"),
+        ({"parameters": {"random": {"q": RANDOM}, "n": 3}}, "/parameters/random/q"),
+        ({"parameters": {"random": {"k": RANDOM}, "n": 3, "fixed": {"k": 1.0}}}, "/parameters/fixed/k"),
+        ({"parameters": {"random": {"k": RANDOM}, "n": 10**15}}, "/parameters/n"),
+        ({"wrt": ["q"], "gradient": "forward"}, "/wrt"),
+        ({"points": 5, "t_eval": [0.0, 1.0]}, "/points"),
+        ({"points": 10**9}, "/points"),
+        ({"outputs": ["q"], "points": 5}, "/outputs"),
+        ({"x0": {"q": [1.0]}}, "/x0"),
+        ({"t_span": None}, "/t_span"),
+        ({"rtol": -1.0}, "/rtol"),
+    ],
+)
+def test_a_wrong_entry_is_named(small: Jobs, change: dict[str, Any], path: str) -> None:
+    with pytest.raises(dh.DaeHybridError) as caught:
+        submit(small, sets(K[:2]) | change)
+    assert caught.value.path == path  # type: ignore[attr-defined]
+    assert not small.jobs
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"free": ["q"]}, "/free/q"),
+        ({"bounds": {"q": [0, 1]}}, "/bounds/q"),
+        ({"experiments": [{"t": T, "data": {"q": Y}}]}, "/experiments/0/data/q"),
+        ({"experiments": [FIT["experiments"][0], {"t": T, "data": {"y": Y[:-1]}}]}, "/experiments/1"),
+        ({"experiments": [{"data": {"y": Y}}]}, "/experiments/0/t"),
+        ({"experiments": [{"t": T, "data": {"y": Y}, "sigma": -1.0}]}, "/experiments/0"),
+        ({"experiments": [{"t": T, "data": {"y": Y}, "parameters": {"q": 1.0}}]}, "/experiments/0"),
+    ],
+)
+def test_a_wrong_entry_of_a_fit_is_named(small: Jobs, change: dict[str, Any], path: str) -> None:
+    with pytest.raises(dh.DaeHybridError) as caught:
+        submit(small, FIT | change)
+    assert caught.value.path == path  # type: ignore[attr-defined]
+    assert not small.jobs
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    with engine(tmp_path_factory.mktemp("store"), max_runs=100, max_values=2000) as jobs:
+        yield jobs
+
+
+def test_the_size_of_a_job_is_limited(small: Jobs) -> None:
+    for content in (sets(np.linspace(1, 2, 101)), sets(K, points=200)):
+        with pytest.raises(LimitError, match="at most") as caught:
+            submit(small, content)
+        assert caught.value.path == "/parameters"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"store": "elsewhere"},
+        {"parameters": {"k": ["1"]}},
+        {"parameters": {"k": [None]}},
+        {"parameters": {"k": [float("nan")]}},
+        {"parameters": {"k": True}},
+        {"parameters": {"random": {"k": {"distribution": "cauchy"}}, "n": 3}},
+        {"parameters": {"random": {"k": RANDOM | {"high": 0.1}}, "n": 3}},
+        {"parameters": {"random": {"k": RANDOM | {"sd": 1.0}}, "n": 3}},
+        {"parameters": {"random": {"k": RANDOM}, "n": 0}},
+        {"gradient": "exact"},
+        {"preconditioner": "os.system"},
+    ],
+)
+def test_a_body_of_another_form_is_refused(change: dict[str, Any]) -> None:
+    content = sets(K[:2]) | change
+    with pytest.raises(ValidationError):
+        body_class(content).model_validate(content)
