@@ -45,15 +45,15 @@ def ensemble_call(model: LoadedModel, body: EnsembleBody, settings: Settings) ->
         With the attribute `path`: the entry at fault, as a JSON pointer.
     """
     span = _span(model, body)
-    options = _options(model, body, settings)
+    options: Any = _options(model, body, settings)
     t_eval = _output_times(body, span, settings)
-    call = {
+    call: dict[str, Any] = {
         "functional": body.functional, "gradient": body.gradient, "wrt": body.wrt, "t_eval": t_eval,
     }  # fmt: skip
     with _located():
         case, _ = checked_table(
             model.system, span, None, None, adapter="sundials", strict=True, duality=False, options=options, **call,
-        )  # type: ignore[arg-type]  # fmt: skip
+        )  # fmt: skip
         layout = ResultLayout.of(case, body.outputs)
     numbers = layout.bytes_per_run // 8 + model.system.parameters.size
     if isinstance(body.parameters, Design):
@@ -67,7 +67,7 @@ def ensemble_call(model: LoadedModel, body: EnsembleBody, settings: Settings) ->
         _, given = checked_table(
             model.system, span, parameters, body.x0, adapter="sundials", strict=True, duality=False, options=options,
             **call,
-        )  # type: ignore[arg-type]  # fmt: skip
+        )  # fmt: skip
     _check_size(len(given), numbers, "/x0", settings)
     further = {"parameters": parameters, "x0": body.x0, "outputs": body.outputs}
     return EnsembleCall(span, call | options | further, len(given))

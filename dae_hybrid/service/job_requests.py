@@ -53,6 +53,10 @@ Spread = Annotated[
     PlainValidator(lambda value: _spread(value)),
     WithJsonSchema({"anyOf": [NUMBER, {"type": "object", "additionalProperties": {"anyOf": [NUMBER, NUMBERS]}}]}),
 ]
+#: a Literal would take 1 for true
+Analysis = Annotated[
+    Any, PlainValidator(lambda value: _analysis(value)), WithJsonSchema({"enum": ["forward", "adjoint", True]})
+]
 Side = Annotated[float | None, Field(allow_inf_nan=False)]
 Names = list[str]
 
@@ -61,6 +65,12 @@ def _spread(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _column(own) for name, own in value.items()}
     return _number(value)
+
+
+def _analysis(value: Any) -> Any:
+    if value is True or (isinstance(value, str) and value in ("forward", "adjoint")):
+        return value
+    raise ValueError("must be 'forward', 'adjoint' or true")
 
 
 class JobBody(RunOptionsBody):
@@ -82,7 +92,7 @@ class EnsembleBody(JobBody):
     )
     x0: dict[str, Column] | None = Field(None, description="initial values by name, in the same forms")
     functional: Names | None = Field(None, description="functionals to report; default all")
-    gradient: Literal["forward", "adjoint", True] | None = Field(None, description="analysis of gradients, if any")
+    gradient: Analysis | None = Field(None, description="analysis of gradients, if any")
     wrt: Names | None = Field(None, description="parameters to differentiate by; default all")
     t_eval: list[Number] | None = Field(None, description="output times, increasing")
     points: Annotated[int, Field(ge=2)] | None = Field(None, description="number of equidistant output times")

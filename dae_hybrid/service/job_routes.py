@@ -52,7 +52,7 @@ def router(service: JobService) -> APIRouter:
             kind = body_class(content)
         except ValueError as reason:
             raise RequestError(422, "The body is not valid: 1 error.", entries=[("/kind", str(reason))]) from None
-        body = checked(kind, content)
+        body = await run_in_threadpool(checked, kind, content)  # up to a million numbers
         if body.model not in service.jobs.models:
             text = f"There is no model {body.model!r}; there are {', '.join(service.jobs.models)}."
             raise RequestError(422, text, entries=[("/model", text)])

@@ -333,6 +333,9 @@ class Jobs:
         end = time.monotonic() + grace
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            LOG.warning("a job does not stop; the store stays locked until this process ends")
+            return
         self.store.close()
 
 

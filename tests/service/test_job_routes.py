@@ -138,7 +138,7 @@ def test_events_resume_after_the_last_one_that_was_received(client: httpx.Client
     assert [number for number, *_ in found] == list(range(1, len(found) + 1))
     assert found == stream(client, job["events"])
     assert client.get(job["events"], headers={"Last-Event-ID": str(len(found))}).status_code == 204
-    for bad in ("-1", "x", "1.5", "9" * 40, "999999", "0", " ", "²"):
+    for bad in ("-1", "x", "1.5", "9" * 40, "999999", "0", "²"):
         headers = {"Last-Event-ID": bad.encode()}
         with client.stream("GET", job["events"], headers=headers) as answer:
             assert b"id: 1\n" in b"".join(answer.iter_bytes()), bad
@@ -180,6 +180,7 @@ def modified(store: Path, job: Any) -> dict[Path, int]:
     }
 
 
+@pytest.mark.slow
 def test_a_killed_server_loses_nothing_and_no_chunk_that_is_done_runs_again(tmp_path: Path) -> None:
     with running("service:decay", store=tmp_path, **SETTINGS) as first, web(first) as client:
         job, queued = submit(client, sets()), submit(client, sets(K[:3]))
@@ -200,6 +201,7 @@ def test_a_killed_server_loses_nothing_and_no_chunk_that_is_done_runs_again(tmp_
     assert result["functionals"]["area"] == expected.functionals["area"].tolist()
 
 
+@pytest.mark.slow
 def test_a_server_that_ends_leaves_its_jobs_to_the_next(tmp_path: Path) -> None:
     with running("service:decay", store=tmp_path, **SETTINGS) as first, web(first) as client:
         job = submit(client, sets(K[:3]) | SLOW)
@@ -210,7 +212,7 @@ def test_a_server_that_ends_leaves_its_jobs_to_the_next(tmp_path: Path) -> None:
             next(lines)
             begin = time.monotonic()
             first.process.send_signal(signal.SIGTERM)
-            assert "cancelled" not in "".join(lines)  # the stream ends, the job does not
+            assert '"status":"cancelled"' not in "".join(lines)  # the stream ends, the job does not
         assert first.process.wait(20) == 0
         assert time.monotonic() - begin < 10
         assert "Traceback" not in first.text()
@@ -219,6 +221,7 @@ def test_a_server_that_ends_leaves_its_jobs_to_the_next(tmp_path: Path) -> None:
         assert client.delete(job["href"]).json()["status"] == "cancelled"
 
 
+@pytest.mark.slow
 def test_a_second_server_on_a_store_is_refused(tmp_path: Path) -> None:
     with (
         running("service:decay", store=tmp_path, **SETTINGS),
