@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, Response
 from dae_hybrid import __version__
 from dae_hybrid.ensembles.process import WorkerProcess
 from dae_hybrid.errors import DaeHybridError
-from dae_hybrid.service import api_page, bodies, job_routes, umbridge
+from dae_hybrid.service import api_page, bodies, job_routes, page_routes, umbridge
 from dae_hybrid.service.bodies import body_of, documented, pointer
 from dae_hybrid.service.encoding import ARROW, CSV, JSON, MEDIA, json_bytes
 from dae_hybrid.service.evaluation import Limits, carry_out, describe
@@ -154,6 +154,7 @@ def create_app(settings: Settings, models: Mapping[str, ServedModel]) -> FastAPI
     app.include_router(model_routes(service))
     app.include_router(umbridge.router(service))
     app.include_router(job_routes.router(service), responses=RESPONSES)
+    app.include_router(page_routes.router())
     app.add_middleware(Guard, settings=settings, metrics=service.metrics)
     app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
     return app

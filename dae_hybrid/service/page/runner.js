@@ -1,0 +1,108 @@
+// Runs of the current settings: the newest request wins, a stopped server is asked again.
+
+import { ServiceError, Unavailable } from "./api.js";
+
+const PAUSE = 150; // ms without a change before a run is requested
+const FIRST_RETRY = 1; // s, doubled after every failure
+const LAST_RETRY = 15;
+const REFUSED = 409; // a derivative does not exist here
+
+export class Runner {
+  /**
+   * @param {import("./api.js").Service} service
+   * @param {{started: Function, done: Function, failed: Function, waiting: Function}} listener
+   *   started(); done({answer, refusal}, call); failed(error, call); waiting(error, seconds) before another attempt
+   */
+  constructor(service, listener) {
+    this.service = service;
+    this.listener = listener;
+    this.number = 0;
+    this.failures = 0;
+    this.call = null;
+  }
+
+  /** Request a run soon; it replaces the one that is on its way. */
+  request(call, pause = PAUSE) {
+    this.call = call;
+    this.number += 1;
+    this.controller?.abort();
+    if (this.failures > 0 && pause > 0) return; // the next attempt takes the new call
+    this.#later(pause);
+  }
+
+  /** Forget the call. */
+  cancel() {
+    this.number += 1;
+    this.controller?.abort();
+    clearTimeout(this.timer);
+    this.failures = 0;
+    this.call = null;
+  }
+
+  /** Ask at once, without waiting for the next attempt. */
+  now() {
+    if (this.call) this.#later(0);
+  }
+
+  #later(milliseconds) {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.#run(), milliseconds);
+  }
+
+  async #run() {
+    const { call, number } = this;
+    this.controller?.abort();
+    this.controller = new AbortController();
+    this.listener.started();
+    try {
+      const found = await this.#answer(call, this.controller.signal);
+      if (number !== this.number) return;
+      this.failures = 0;
+      this.listener.done(found, call);
+    } catch (error) {
+      if (number !== this.number && !(error instanceof Unavailable)) return;
+      if (error instanceof Unavailable) this.#retry(error);
+      else if (error instanceof ServiceError) {
+        this.failures = 0;
+        this.listener.failed(error, call);
+      } else if (error.name !== "AbortError") throw error;
+    }
+  }
+
+  /** With sensitivities, or without them where they are refused. */
+  async #answer({ path, body }, signal) {
+    try {
+      return { answer: await this.service.post(`${path}/forward`, body, signal), refusal: null };
+    } catch (error) {
+      if (!(error instanceof ServiceError) || error.status !== REFUSED) throw error;
+      return { answer: await this.service.post(`${path}/simulate`, body, signal), refusal: error.problem };
+    }
+  }
+
+  #retry(error) {
+    if (!this.call) return;
+    const seconds = error.after ?? Math.min(LAST_RETRY, FIRST_RETRY * 2 ** this.failures);
+    this.failures += 1;
+    this.listener.waiting(error, seconds);
+    this.#later(1000 * seconds);
+  }
+}
+
+/** Repeat a request until the server answers. */
+export async function persistent(ask, waiting) {
+  for (let failures = 0; ; failures += 1) {
+    try {
+      return await ask();
+    } catch (error) {
+      if (!(error instanceof Unavailable)) throw error;
+      const seconds = error.after ?? Math.min(LAST_RETRY, FIRST_RETRY * 2 ** failures);
+      await new Promise((resolve) => {
+        const timer = setTimeout(resolve, 1000 * seconds);
+        waiting(error, seconds, () => {
+          clearTimeout(timer);
+          resolve();
+        });
+      });
+    }
+  }
+}
