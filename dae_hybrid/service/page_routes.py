@@ -23,8 +23,8 @@ FILES = {
     "uPlot.iife.min.js": SCRIPT,
     "uPlot.LICENSE": "text/plain; charset=utf-8",
     **dict.fromkeys(
-        ("api.js", "app.js", "chart.js", "controls.js", "export.js", "format.js", "linearise.js", "model.js", "plots.js",
-         "runner.js", "tables.js"),
+        ("api.js", "app.js", "chart.js", "controls.js", "export.js", "format.js", "forms.js", "linearise.js", "model.js",
+         "plots.js", "runner.js", "tables.js"),
         SCRIPT,
     ),
 }  # fmt: skip

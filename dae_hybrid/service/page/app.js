@@ -2,16 +2,16 @@
 
 import { Service, ServiceError } from "./api.js";
 import { Controls } from "./controls.js";
-import { counted, element, short } from "./format.js";
 import * as exported from "./export.js";
+import { counted, element, short } from "./format.js";
+import * as forms from "./forms.js";
 import { Linearised } from "./linearise.js";
-import { columnIn, columnsOf, entriesOf, nominal, requestOf, sameSettings } from "./model.js";
+import { columnsOf, entriesOf, nominal, requestOf, sameSettings } from "./model.js";
 import { Phase, Trajectories, layersOf, valueOf } from "./plots.js";
 import { Runner, persistent } from "./runner.js";
 import * as tables from "./tables.js";
 
 const $ = (id) => document.getElementById(id);
-const RUN_INPUTS = ["begin", "end", "points", "rtol", "atol"];
 const PHONE = window.matchMedia("(max-width: 700px)");
 const SHOWN = PHONE.matches ? 1 : 3; // charts of a model at first
 const HEIGHT = PHONE.matches ? 150 : 165;
@@ -19,7 +19,7 @@ const HEIGHT = PHONE.matches ? 150 : 165;
 /** The state: `run` is the last computed run with its settings; `kept` is the one called A. */
 const state = { run: null, kept: null, busy: false, offline: null, error: null, layout: "over", zoom: null, chosen: null, cursor: null };
 
-const service = new Service(askToken);
+const service = new Service(forms.askToken);
 const runner = new Runner(service, {
   started: () => change({ busy: true }),
   done: finished,
@@ -64,8 +64,6 @@ function linearisation() {
 /** New settings: the address follows, a run is requested. */
 function settle(settings, pause) {
   change({ settings, error: null });
-  controls.setErrors(new Map());
-  showRunErrors([]);
   writeHash();
   const call = { path: `v1/models/${state.description.name}`, body: requestOf(state.entries, settings), settings };
   runner.request(call, pause);
@@ -101,9 +99,10 @@ function draw() {
   setText("state", describeState(isFresh, linear, found !== null && linear === null));
   $("state").dataset.kind = isFresh ? "computed" : linear ? "linearised" : "previous";
   $("main").dataset.fresh = isFresh;
-  drawProblem();
+  forms.showProblem(state.error, entries, controls);
   drawPlots(isFresh, linear);
   $("keep").disabled = !isFresh;
+  $("unzoom").hidden = state.zoom === null;
   $("compare").hidden = kept === null;
   for (const id of ["save-csv", "save-events"]) $(id).disabled = !isFresh;
   setText("python", exported.pythonCall(description, entries, settings));
@@ -111,8 +110,7 @@ function draw() {
   if (!run) return;
   $("functionals").replaceChildren(...tables.functionals(description, run, linear));
   const stale = !isFresh && !linear;
-  $("functionals").classList.toggle("previous", stale);
-  $("events").classList.toggle("previous", stale);
+  for (const id of ["functionals", "events"]) $(id).classList.toggle("previous", stale);
   drawEvents(run, linear);
   drawNotes(run, isFresh);
   if (kept) {
@@ -136,41 +134,6 @@ function describeState(isFresh, linear, isFar) {
   return run ? `The previous run is shown; ${going}` : going[0].toUpperCase() + going.slice(1);
 }
 
-function drawProblem() {
-  const { error } = state;
-  $("problem").hidden = error === null;
-  if (!error) return;
-  const { detail, title, mode, transition, time, variables, remedy, errors = [] } = error.problem;
-  const facts = [
-    ["Mode", mode], ["Transition", transition], ["Time", time === null || time === undefined ? null : `t = ${short(time, 7)}`],
-    ["Variables", variables?.length ? variables.join(", ") : null], ["Remedy", remedy],
-  ].filter(([, value]) => value);
-  $("problem").replaceChildren(
-    element("h2", {}, error.status === 409 || !error.problem.kind ? (title ?? "Error") : "The run failed"),
-    element("p", {}, detail ?? error.message),
-    element("dl", {}, ...facts.flatMap(([term, text]) => [element("dt", {}, term), element("dd", {}, text)])),
-  );
-  const byName = (name, index) => state.entries.findIndex((entry) => entry.name === name && (entry.index ?? index) === index);
-  const messages = new Map();
-  for (const { path, message } of errors) {
-    const [root, name, index] = path.slice(1).split("/").map((part) => part.replaceAll("~1", "/").replaceAll("~0", "~"));
-    if (root === "parameters") messages.set(byName(name, Number(index ?? 0)), message);
-  }
-  controls.setErrors(messages);
-  showRunErrors(errors.filter(({ path }) => !path.startsWith("/parameters")));
-}
-
-function showRunErrors(errors) {
-  const inputs = { t_span: ["begin", "end"], points: ["points"], rtol: ["rtol"], atol: ["atol"] };
-  const wrong = new Set(errors.flatMap(({ path }) => inputs[path.split("/")[1]] ?? []));
-  for (const id of RUN_INPUTS) {
-    if (wrong.has(id)) $(id).setAttribute("aria-invalid", "true");
-    else $(id).removeAttribute("aria-invalid");
-  }
-  $("run-error").hidden = wrong.size === 0;
-  $("run-error").textContent = wrong.size ? errors.map(({ message }) => message).join(" ") : "";
-}
-
 function drawPlots(isFresh, linear) {
   const { run, kept, description, settings, zoom, chosen, layout } = state;
   const isBeside = kept !== null && layout === "beside";
@@ -189,9 +152,11 @@ function drawPlots(isFresh, linear) {
       ranges.set(column.label, [Math.min(a[0], b[0]), Math.max(a[1], b[1])]);
     }
   plots.current.show(view, ranges);
-  if (plots.phase.columns) plots.phase.show(view);
   if (isBeside) plots.kept.show(keptView, ranges);
-  if (isBeside && plots.phaseKept.columns) plots.phaseKept.show(keptView);
+  if (plots.phase.columns) {
+    plots.phase.show(view, isBeside ? keptView : null);
+    if (isBeside) plots.phaseKept.show(keptView, view);
+  }
   $("legend").replaceChildren(...legend(view).map(({ text, colour, dash }) =>
     element("li", {}, element("span", { class: `line ${colour}${dash ? " dashed" : ""}` }), text)),
     ...description.modes.map((mode, i) => element("li", {}, element("span", { class: `swatch mode-${i % 8}` }), mode)));
@@ -301,7 +266,7 @@ async function open(name) {
   chooseVariables();
   choosePhase();
   controls.set(found.settings.values);
-  showRunInputs(found.settings);
+  forms.showRunInputs(found.settings);
   settle(found.settings, 0);
 }
 
@@ -336,55 +301,13 @@ function choosePhase() {
   });
 }
 
-function showRunInputs({ t_span, points, rtol, atol }) {
-  const values = [t_span[0], t_span[1], points, rtol, typeof atol === "number" ? atol : ""];
-  RUN_INPUTS.forEach((id, i) => ($(id).value = values[i]));
-  $("atol").disabled = typeof atol !== "number";
-}
-
-function readRunInputs() {
-  const [begin, end, points, rtol, atol] = RUN_INPUTS.map((id) => $(id).valueAsNumber);
-  const { settings } = state;
-  const missing = RUN_INPUTS.find((id) => !$(id).disabled && Number.isNaN($(id).valueAsNumber));
-  if (missing) return;
-  settle({ ...settings, t_span: [begin, end], points: Math.round(points), rtol, atol: $("atol").disabled ? settings.atol : atol }, 400);
-}
-
 function apply(settings) {
   controls.set(settings.values);
-  showRunInputs(settings);
+  forms.showRunInputs(settings);
   settle(structuredClone(settings), 0);
 }
 
 // -- actions ---------------------------------------------------------------------------------------------------
-
-function askToken(wasRefused) {
-  $("token-text").textContent = wasRefused ? "The token was refused." : "The service wants a token. It is kept until this tab is closed.";
-  $("token").value = "";
-  $("token-dialog").showModal();
-  return new Promise((resolve) => {
-    const end = (token) => {
-      $("token-dialog").close();
-      resolve(token);
-    };
-    $("token-form").onsubmit = (event) => {
-      event.preventDefault();
-      end($("token").value.trim());
-    };
-    $("token-cancel").onclick = $("token-dialog").oncancel = () => end(null);
-  });
-}
-
-async function copy(button, text) {
-  const label = button.textContent;
-  try {
-    await navigator.clipboard.writeText(text);
-    button.textContent = "Copied";
-  } catch {
-    button.textContent = "Not allowed: copy by hand";
-  }
-  setTimeout(() => (button.textContent = label), 2000);
-}
 
 function savePicture() {
   const { description, entries, settings, kept, layout, run } = state;
@@ -406,7 +329,12 @@ function listen() {
   const on = (id, type, action) => $(id).addEventListener(type, action);
   on("model", "change", () => begin(() => open($("model").value)));
   on("reset", "click", () => apply(state.initial));
-  for (const id of RUN_INPUTS) on(id, "input", readRunInputs);
+  for (const id of forms.RUN_INPUTS)
+    on(id, "input", () => {
+      const given = forms.readRunInputs(state.settings);
+      if (given) settle(given, 400);
+    });
+  on("unzoom", "click", () => change({ zoom: null }));
   on("keep", "click", () => change({ kept: state.run }));
   on("drop", "click", () => change({ kept: null }));
   on("take", "click", () => apply(state.kept.settings));
@@ -422,8 +350,8 @@ function listen() {
   on("save-csv", "click", () => exported.download(`${name()}.csv`, exported.outputsAsCsv(state.description, state.run.answer), "text/csv"));
   on("save-events", "click", () => exported.download(`${name()}_events.csv`, exported.eventsAsCsv(state.description, state.run.answer), "text/csv"));
   on("save-png", "click", savePicture);
-  on("copy-link", "click", () => copy($("copy-link"), location.href));
-  on("copy-python", "click", () => copy($("copy-python"), $("python").textContent));
+  on("copy-link", "click", () => forms.copy($("copy-link"), location.href));
+  on("copy-python", "click", () => forms.copy($("copy-python"), $("python").textContent));
   on("save-python", "click", () => exported.download(`${name()}.py`, $("python").textContent, "text/x-python"));
   window.addEventListener("hashchange", () => begin(() => open(exported.modelIn(location.hash) ?? name())));
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {

@@ -190,23 +190,16 @@ export class Phase {
       both: true,
       onZoom: (range) => {
         this.zoom = range;
-        this.show(this.view);
+        this.show(...this.views);
       },
     });
   }
 
-  show(view) {
-    this.view = view;
-    const [x, y] = this.columns.map((column) => layersOf(view, column));
-    const layers = x.map(({ role, pieces }, i) => ({
-      role,
-      pieces: pieces.map((of, k) => ({
-        x: of.y,
-        y: y[i].pieces[k].y,
-        mode: view.modes.indexOf(of.mode),
-        piece: of.piece,
-      })),
-    }));
+  /** Show a view, with room for `beside`, the one that stands next to it. */
+  show(view, beside = null) {
+    this.views = [view, beside];
+    const layers = this.#layers(view);
+    const all = beside ? [...layers, ...this.#layers(beside)] : layers;
     const curves = layers.map(({ role, pieces }) => ({
       style: LINES[role],
       byMode: role === "computed" || role === "kept",
@@ -215,9 +208,22 @@ export class Phase {
     const ends = layers.filter(({ role }) => role === view.role).flatMap(({ pieces }) => this.#ends(pieces, view));
     this.chart.show(
       { bands: [], marks: [], curves, points: ends },
-      this.zoom?.x ?? extent(layers, (piece) => piece.x),
-      this.zoom?.y ?? extent(layers, (piece) => piece.y),
+      this.zoom?.x ?? extent(all, (piece) => piece.x),
+      this.zoom?.y ?? extent(all, (piece) => piece.y),
     );
+  }
+
+  #layers(view) {
+    const [x, y] = this.columns.map((column) => layersOf(view, column));
+    return x.map(({ role, pieces }, i) => ({
+      role,
+      pieces: pieces.map((of, k) => ({
+        x: of.y,
+        y: y[i].pieces[k].y,
+        mode: view.modes.indexOf(of.mode),
+        piece: of.piece,
+      })),
+    }));
   }
 
   /** Both sides of the events: hollow before, filled after. */

@@ -60,16 +60,18 @@ function bars(caption, effects, isPrevious) {
 /** Events as a table; a row is chosen by its button. */
 export function events(answer, columns, linear, chosen, onChoose) {
   const count = answer.events.length;
+  if (count === 0) return [element("p", { class: "hint" }, "The run has no events.")];
+  const areNamed = answer.events.some(({ transition, source, target }) => transition !== `${source}->${target}`);
   const shown = answer.events.slice(0, MANY_EVENTS);
   const rows = shown.map((event, i) => [
     element("button", { type: "button", "aria-pressed": String(i === chosen), "data-event": i, onclick: () => onChoose(i) }, String(i + 1)),
     linear ? element("em", { class: "linearised" }, `≈ ${short(linear.times[i], 7)}`) : short(event.time, 10),
-    event.transition,
+    ...(areNamed ? [event.transition] : []),
     event.target === event.source ? event.source : `${event.source} → ${event.target ?? "end"}`,
     ...columns.map((column) => change(event, column)),
   ]);
-  const caption = linear ? `${counted(count, "event")}; times linearised, values of the previous run` : counted(count, "event");
-  const found = table(caption, ["event", "time", "transition", "modes", ...columns.map(({ label }) => label)], rows);
+  const caption = linear ? `${counted(count, "event")}, times linearised` : counted(count, "event");
+  const found = table(caption, ["event", "time", ...(areNamed ? ["transition"] : []), "modes", ...columns.map(({ label }) => label)], rows);
   return count > MANY_EVENTS
     ? [found, element("p", { class: "hint" }, `The first ${MANY_EVENTS} events are shown; the CSV file of events has all.`)]
     : [found];
