@@ -109,3 +109,16 @@ def grazing() -> dh.HybridModel:
     m.initial(run, {y: p - 1, count: 0})
     m.functional("count", terminal=count)
     return m
+
+
+def chain() -> dh.HybridModel:
+    """Three masses with stiffnesses in one vector, and the largest displacement of the first as memory."""
+    m = dh.HybridModel("chain")
+    k = m.parameter("k", [1.0, 2.0, 0.5], unit="N/m", description="stiffnesses")
+    x, v = m.differential("x", size=3, unit="m"), m.differential("v", size=3)
+    run = m.mode("run", ode={x: v, v: -k * x})
+    peak = m.memory("peak", initial=0.0)
+    m.transition(run, run, guard=v[0], direction="falling", memory={peak: x[0]}, name="turn")
+    m.initial(run, {x: [0.0, 1.0, 2.0], v: [1.0, 0.0, 0.0]})
+    m.functional("ends", terminal=x)
+    return m

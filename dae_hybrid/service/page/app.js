@@ -69,10 +69,10 @@ function settle(settings, pause) {
   runner.request(call, pause);
 }
 
-function finished({ answer, refusal }, { settings }) {
+function finished({ answer, refusal, isPending }, { settings }) {
   const byLabel = new Map(state.entries.map(({ label }, i) => [label, settings.values[i]]));
   const chosen = state.chosen !== null && state.chosen < answer.events.length ? state.chosen : null;
-  change({ run: { answer, refusal, settings, byLabel }, busy: false, offline: null, error: null, chosen });
+  change({ run: { answer, refusal, isPending, settings, byLabel }, busy: false, offline: null, error: null, chosen });
 }
 
 function waiting(error, seconds, again) {
@@ -101,7 +101,7 @@ function draw() {
   $("main").dataset.fresh = isFresh;
   forms.showProblem(state.error, entries, controls);
   drawPlots(isFresh, linear);
-  $("keep").disabled = !isFresh;
+  $("keep").disabled = !isFresh || run.isPending;
   $("unzoom").hidden = state.zoom === null;
   $("compare").hidden = kept === null;
   for (const id of ["save-csv", "save-events"]) $(id).disabled = !isFresh;
@@ -180,8 +180,9 @@ function drawEvents(run, linear) {
 }
 
 function drawNotes(run, isFresh) {
-  $("refusal").hidden = run.refusal === null;
-  if (run.refusal) $("refusal").textContent = `No derivatives here, so no bars and no linearisation. ${run.refusal.detail} ${run.refusal.remedy ?? ""}`;
+  $("refusal").hidden = run.refusal === null && !run.isPending;
+  if (run.isPending) setText("refusal", "Derivatives are being computed.");
+  else if (run.refusal) $("refusal").textContent = `No derivatives here, so no bars and no linearisation. ${run.refusal.detail} ${run.refusal.remedy ?? ""}`;
   const notes = [...(run.answer.warnings ?? []), ...(run.answer.diagnostics ?? [])];
   $("notes").hidden = notes.length === 0 || !isFresh;
   $("notes").replaceChildren(...[...new Set(notes)].map((note) => element("li", {}, note)));

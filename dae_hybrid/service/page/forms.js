@@ -35,18 +35,20 @@ export function showProblem(error, entries, controls) {
   showRunErrors(others);
   if (!error || panel.shown === error) return;
   panel.shown = error;
-  const { detail, title, kind, mode, transition, time, variables, remedy, request_id } = error.problem;
+  const { detail, title, kind, mode, transition, time, variables, remedy, errors, request_id } = error.problem;
   const facts = [
-    ["Error", kind],
+    ["Error", kind === "RequestError" ? null : kind],
     ["Mode", mode],
     ["Transition", transition],
     ["Time", time === null || time === undefined ? null : `t = ${short(time, 7)}`],
     ["Variables", variables?.length ? variables.join(", ") : null],
+    ...(errors ?? []).filter(({ message }) => message !== detail).map(({ path, message }) => [path.slice(1) || "Body", message]),
     ["Remedy", remedy],
     ["Request", error.status >= 500 ? request_id : null],
   ].filter(([, text]) => text);
+  const heading = kind === "RequestError" ? "The settings are not valid" : "The run failed";
   panel.replaceChildren(
-    element("h2", {}, error.status === 422 ? "The run failed" : (title ?? "Error")),
+    element("h2", {}, error.status === 422 ? heading : (title ?? "Error")),
     element("p", {}, detail ?? error.message),
     element("dl", {}, ...facts.flatMap(([term, text]) => [element("dt", {}, term), element("dd", {}, text)])),
   );

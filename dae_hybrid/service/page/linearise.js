@@ -145,3 +145,9 @@ function extrapolated(t, values, close) {
   for (let i = ends[0] + 1; i < found.length; i += 1) found[i] = along(i, ends[0], ends[1]);
   return found;
 }
+
+/** Times of the events and pieces of a column after a change of the parameters. */
+export function predict(answer, change, column) {
+  const moved = new Linearised(answer, change);
+  return { times: moved.times, pieces: moved.curve(column) };
+}

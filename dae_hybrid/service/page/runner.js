@@ -5,13 +5,14 @@ import { ServiceError, Unavailable } from "./api.js";
 const PAUSE = 150; // ms without a change before a run is requested
 const FIRST_RETRY = 1; // s, doubled after every failure
 const LAST_RETRY = 15;
-const REFUSED = 409; // a derivative does not exist here
+const SOON = 250; // ms; derivatives that take longer are shown after the run
 
 export class Runner {
   /**
    * @param {import("./api.js").Service} service
    * @param {{started: Function, done: Function, failed: Function, waiting: Function}} listener
-   *   started(); done({answer, refusal}, call); failed(error, call); waiting(error, seconds) before another attempt
+   *   started(); done({answer, refusal, isPending}, call), once more when pending derivatives are there;
+   *   failed(error, call); waiting(error, seconds) before another attempt
    */
   constructor(service, listener) {
     this.service = service;
@@ -55,7 +56,8 @@ export class Runner {
     this.controller = new AbortController();
     this.listener.started();
     try {
-      const found = await this.#answer(call, this.controller.signal);
+      const partial = (found) => number === this.number && this.listener.done(found, call);
+      const found = await this.#answer(call, this.controller.signal, partial);
       if (number !== this.number) return;
       this.failures = 0;
       this.listener.done(found, call);
@@ -69,14 +71,22 @@ export class Runner {
     }
   }
 
-  /** With sensitivities, or without them where they are refused. */
-  async #answer({ path, body }, signal) {
-    try {
-      return { answer: await this.service.post(`${path}/forward`, body, signal), refusal: null };
-    } catch (error) {
-      if (!(error instanceof ServiceError) || error.status !== REFUSED) throw error;
-      return { answer: await this.service.post(`${path}/simulate`, body, signal), refusal: error.problem };
-    }
+  /** A simulation, and the sensitivities of the same run; a reason in their place where there are none. */
+  async #answer({ path, body }, signal, partial) {
+    const simulation = this.service.post(`${path}/simulate`, body, signal);
+    const forward = this.service.post(`${path}/forward`, body, signal).then(
+      (derivatives) => ({ derivatives, refusal: null }),
+      (error) => {
+        if (!(error instanceof ServiceError)) throw error;
+        return { derivatives: null, refusal: error.problem };
+      },
+    );
+    forward.catch(() => {}); // if the simulation fails, this fails for the same reason
+    const answer = await simulation;
+    const soon = await Promise.race([forward, new Promise((resolve) => setTimeout(resolve, SOON))]);
+    if (!soon) partial({ answer, refusal: null, isPending: true });
+    const { derivatives, refusal } = await forward;
+    return { ...withDerivatives(answer, derivatives, refusal), isPending: false };
   }
 
   #retry(error) {
@@ -105,4 +115,17 @@ export async function persistent(ask, waiting) {
       });
     }
   }
+}
+
+/** A run with the derivatives from another computation of it, if both have the same events and outputs. */
+function withDerivatives(answer, derivatives, refusal) {
+  if (!derivatives) return { answer, refusal };
+  const path = (of) => [of.t.length, ...of.events.map(({ transition }) => transition)].join();
+  if (path(answer) !== path(derivatives)) {
+    const detail = "The run with sensitivities takes other events: its tolerances do not determine them.";
+    return { answer, refusal: { detail, remedy: "Lower the tolerances." } };
+  }
+  const { wrt, gradients, sensitivities, event_time_sensitivity } = derivatives;
+  const { warnings, diagnostics } = derivatives; // those of the run and of the derivatives
+  return { answer: { ...answer, wrt, gradients, sensitivities, event_time_sensitivity, warnings, diagnostics }, refusal: null };
 }

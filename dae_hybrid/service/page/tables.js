@@ -44,8 +44,8 @@ function bars(caption, effects, isPrevious) {
     return [
       label,
       element("span", { class: "track", "aria-hidden": "true" }, bar),
-      element("span", { "data-effect": effect }, effect === null ? "–" : `${signed(effect)} %`),
-      element("span", { "data-derivative": derivative }, signed(derivative, 4)),
+      element("span", { "data-effect": effect }, effect === null ? "–" : percent(effect)),
+      element("span", { "data-derivative": derivative }, signed(derivative, 3)),
     ];
   });
   const found = table(
@@ -55,6 +55,10 @@ function bars(caption, effects, isPrevious) {
   );
   found.className = isPrevious ? "bars previous" : "bars";
   return found;
+}
+
+function percent(effect) {
+  return `${signed(effect, Math.abs(effect) < 1e-4 ? 2 : 3)} %`;
 }
 
 /** Events as a table; a row is chosen by its button. */
