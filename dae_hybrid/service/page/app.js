@@ -65,7 +65,10 @@ function linearisation() {
 function settle(settings, pause) {
   change({ settings, error: null });
   writeHash();
-  const call = { path: `v1/models/${state.description.name}`, body: requestOf(state.entries, settings), settings };
+  const { description, entries } = state;
+  const functionals = description.functionals.map(({ name }) => name);
+  const path = `v1/models/${encodeURIComponent(description.name)}`;
+  const call = { path, body: requestOf(entries, settings), functionals, settings };
   runner.request(call, pause);
 }
 
@@ -182,7 +185,7 @@ function drawEvents(run, linear) {
 function drawNotes(run, isFresh) {
   $("refusal").hidden = run.refusal === null && !run.isPending;
   if (run.isPending) setText("refusal", "Derivatives are being computed.");
-  else if (run.refusal) $("refusal").textContent = `No derivatives here, so no bars and no linearisation. ${run.refusal.detail} ${run.refusal.remedy ?? ""}`;
+  else if (run.refusal) $("refusal").textContent = `${run.answer.gradients ? "No linearisation here." : "No derivatives here."} ${run.refusal.detail} ${run.refusal.remedy ?? ""}`;
   const notes = [...(run.answer.warnings ?? []), ...(run.answer.diagnostics ?? [])];
   $("notes").hidden = notes.length === 0 || !isFresh;
   $("notes").replaceChildren(...[...new Set(notes)].map((note) => element("li", {}, note)));

@@ -3,6 +3,8 @@
 const FACTOR = 4; // a slider without bounds reaches from a quarter of the nominal value to four times it
 const WIDE = 8; // a positive range is logarithmic from this ratio on
 export const STEPS = 400; // positions of a slider
+const MOST_POINTS = 801;
+const LEAST_POINTS = 51;
 
 /** One entry per number: {label, name, index, value, unit, description, range}. */
 export function entriesOf(description) {
@@ -84,10 +86,16 @@ export function nominal(description, entries) {
   return {
     values: entries.map((entry) => entry.value),
     t_span: [...span],
-    points: 401,
+    points: pointsOf(description, entries),
     rtol: description.rtol,
     atol: description.atol,
   };
+}
+
+/** Output times of which a run with sensitivities is below the limit of the service. */
+function pointsOf(description, entries) {
+  const width = columnsOf(description).length * (1 + entries.length);
+  return Math.max(LEAST_POINTS, Math.min(MOST_POINTS, Math.floor(description.limits.max_outputs / width)));
 }
 
 /** The body of a request. */

@@ -72,21 +72,36 @@ export class Runner {
   }
 
   /** A simulation, and the sensitivities of the same run; a reason in their place where there are none. */
-  async #answer({ path, body }, signal, partial) {
+  async #answer({ path, body, functionals }, signal, partial) {
     const simulation = this.service.post(`${path}/simulate`, body, signal);
     const forward = this.service.post(`${path}/forward`, body, signal).then(
       (derivatives) => ({ derivatives, refusal: null }),
-      (error) => {
+      async (error) => {
         if (!(error instanceof ServiceError)) throw error;
-        return { derivatives: null, refusal: error.problem };
+        return { derivatives: null, refusal: error.problem, gradients: await this.#gradients(path, body, functionals, signal) };
       },
     );
     forward.catch(() => {}); // if the simulation fails, this fails for the same reason
     const answer = await simulation;
     const soon = await Promise.race([forward, new Promise((resolve) => setTimeout(resolve, SOON))]);
     if (!soon) partial({ answer, refusal: null, isPending: true });
-    const { derivatives, refusal } = await forward;
-    return { ...withDerivatives(answer, derivatives, refusal), isPending: false };
+    const { derivatives, refusal, gradients } = await forward;
+    const found = withDerivatives(answer, derivatives, refusal);
+    return { ...found, answer: { ...found.answer, ...gradients }, isPending: false };
+  }
+
+  /** Gradients by adjoint analysis, where sensitivities are refused, for example as too many numbers; null without. */
+  async #gradients(path, { points: _, ...body }, functionals, signal) {
+    try {
+      const found = await Promise.all(
+        functionals.map((functional) => this.service.post(`${path}/gradient`, { ...body, functional }, signal)),
+      );
+      const gradients = Object.fromEntries(found.map(({ functional, gradient }) => [functional, gradient]));
+      return found.length ? { wrt: found[0].wrt, gradients } : null;
+    } catch (error) {
+      if (!(error instanceof ServiceError)) throw error;
+      return null;
+    }
   }
 
   #retry(error) {
