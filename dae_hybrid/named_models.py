@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import PurePath
 from typing import Any
 
 from dae_hybrid import problems
@@ -30,6 +31,19 @@ class NamedModel:
     build: Callable[[], HybridSystem]
     run: Mapping[str, Any] = field(default_factory=dict)
     bounds: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+
+    def python(self) -> list[str]:
+        """Lines of Python that build the model as ``system``; of a file only the name is told, not its folder.
+
+        Examples
+        --------
+        >>> named_model("hybrid_ode").python()
+        ['from dae_hybrid.problems import hybrid_ode', '', 'system = hybrid_ode.system()']
+        """
+        if self.name in problems.TITLES:
+            return [f"from dae_hybrid.problems import {self.name}", "", f"system = {self.name}.system()"]
+        name = self.name if ":" in self.name else PurePath(self.name).name
+        return ["from dae_hybrid.named_models import named_model", "", f"system = named_model({name!r}).build()"]
 
 
 def imported(text: str) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid import problems
 from dae_hybrid.errors import UnsupportedError
 from dae_hybrid.named_models import NamedModel, UsageError, named_model
 from dae_hybrid.numerics.arrays import Array, scalar
@@ -90,7 +89,7 @@ class LoadedModel:
             "modes": [mode.name for mode in system.modes],
             "transitions": list(dict.fromkeys(transition.name for transition in system.transitions)),
             "functionals": [{"name": name, "size": size} for name, size in system.functionals.blocks],
-            "python": python_of(self.source.name),
+            "python": self.source.python(),
         }
 
     def file(self) -> str | None:
@@ -130,20 +129,6 @@ class LoadedModel:
             "unit": system.units.get(name),
             "description": system.descriptions.get(name),
         }
-
-
-def python_of(source: str) -> list[str]:
-    """Lines of Python that build a model as ``system``; of a file only its name is told.
-
-    Examples
-    --------
-    >>> python_of("hybrid_ode")
-    ['from dae_hybrid.problems import hybrid_ode', '', 'system = hybrid_ode.system()']
-    """
-    if source in problems.TITLES:
-        return [f"from dae_hybrid.problems import {source}", "", f"system = {source}.system()"]
-    name = source if ":" in source else PurePath(source).name
-    return ["from dae_hybrid.named_models import named_model", "", f"system = named_model({name!r}).build()"]
 
 
 def plain(value: Any) -> Any:

@@ -21,6 +21,7 @@ from playwright.sync_api import Browser, BrowserContext, Error, Page, Route, exp
 from service import RunningService, running
 
 import dae_hybrid as dh
+from dae_hybrid.named_models import named_model
 from dae_hybrid.problems import em_hysteresis, impact_oscillator
 from dae_hybrid.service.page_routes import FILES, POLICY
 
@@ -235,6 +236,13 @@ def test_the_python_call_has_the_source_of_a_function(visit: Callable[..., Page]
     exec(page.locator("#python").text_content() or "", names)
     shown = [value_of(page, i) for i in range(3)]
     np.testing.assert_allclose(shown, names["sol"].functionals["ends"], rtol=1e-12)
+
+
+def test_the_python_call_of_a_file_does_not_tell_its_folder(tmp_path: Path) -> None:
+    path = em_hysteresis.model().to_file(tmp_path / "bar.toml")
+    lines = named_model(str(path)).python()
+    assert lines[-1] == "system = named_model('bar.toml').build()"
+    assert str(tmp_path) not in "".join(lines)
 
 
 def test_the_picture_is_a_png_of_all_charts(visit: Callable[..., Page], tmp_path: Path) -> None:
