@@ -28,12 +28,18 @@ from service import running  # noqa: E402
 FOLDER = ROOT / "docs" / "service"
 #: as root, and without a display
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu"]
-#: milliseconds until the state has a kind, seen in every frame
-WATCH = """(kind) => new Promise((resolve) => {
-    const state = document.getElementById("state"), begin = performance.now();
-    const look = () => (state.dataset.kind === kind ? resolve(performance.now() - begin) : requestAnimationFrame(look));
-    look();
-})"""
+#: collects the milliseconds from the last change of a slider to the first state of each kind
+WATCH = """() => {
+    let begin = 0, seen = new Set();
+    window.times = {linearised: [], computed: []};
+    addEventListener("input", (event) => { begin = event.timeStamp; seen = new Set(); }, true);
+    const state = document.getElementById("state");
+    new MutationObserver(() => {
+        const { kind } = state.dataset;
+        if (begin && !seen.has(kind)) window.times[kind].push(performance.now() - begin);
+        seen.add(kind);
+    }).observe(state, { attributes: true });
+}"""
 
 
 def main() -> None:
@@ -115,14 +121,15 @@ def times(browser: Browser, url: str, presses: int) -> list[list[str]]:
     rows = [["model", "linearised / ms", "computed / ms"]]
     for model in ("em_hysteresis", "impact_oscillator"):
         with opened(browser, f"{url}/#model={model}") as page:
-            found: dict[str, list[float]] = {"linearised": [], "computed": []}
+            page.evaluate(WATCH)
             page.locator("#slider-1").focus()
             for _ in range(presses):
                 page.keyboard.press("ArrowRight")
-                for kind, own in found.items():
-                    own.append(page.evaluate(WATCH, kind))
-        first, then = (median(own) for own in found.values())
-        rows.append([model, f"{first:.0f}", f"{first + then:.0f}"])
+                page.wait_for_selector("#state[data-kind=linearised]")
+                page.wait_for_selector("#state[data-kind=computed]")
+                page.wait_for_timeout(100)
+            found = page.evaluate("() => window.times")
+        rows.append([model, *(f"{median(found[kind]):.0f}" for kind in ("linearised", "computed"))])
     return rows
 
 

@@ -90,7 +90,7 @@ def computed(page: Page) -> None:
 
 def value_of(page: Page, functional: int = 0) -> float:
     """A functional as shown, with every digit."""
-    return float(str(page.locator("#functionals output").nth(functional).get_attribute("data-value")))
+    return float(str(page.locator("#functionals .figure").nth(functional).get_attribute("data-value")))
 
 
 class Gate:
@@ -290,7 +290,7 @@ def test_a_slider_shows_the_linearised_run_at_once_and_then_the_computed_one(vis
     expect(page.locator("#keep")).to_be_disabled()
     kb = float(page.locator("#number-1").input_value())
     predicted = before.functionals["G"] + before.gradient["G"][1] * (kb - em_hysteresis.system().nominal[1])
-    shown = str(page.locator("#functionals output").text_content()).replace("−", "-")
+    shown = str(page.locator("#functionals .figure").text_content()).replace("−", "-")
     assert float(shown) == pytest.approx(predicted, rel=1e-6)
     gate.open()
     computed(page)
@@ -402,7 +402,7 @@ def test_an_error_is_shown_at_the_input_that_it_names(visit: Callable[..., Page]
 def test_refused_derivatives_leave_the_run_and_their_reason(visit: Callable[..., Page]) -> None:
     page = visit("model=graze&t=0,2")
     expect(page.locator("#refusal")).to_contain_text("No derivatives here")
-    assert page.locator("#functionals output").count() == 1
+    assert page.locator("#functionals .figure").count() == 1
     assert page.locator("#functionals .bar").count() == 0
     press(page, "#slider-0", "ArrowRight", 12)
     computed(page)
@@ -492,6 +492,7 @@ def test_the_address_gives_the_setting_to_a_colleague(visit: Callable[..., Page]
     page.locator("#variables input[value=v]").uncheck()
     page.select_option("#phase-y", "z")
     computed(page)
+    page.locator("#copy-link").click()
     other = visit(page.url.partition("#")[2])
     assert value_of(other) == value_of(page) == simulate(alpha=180.5).functionals["G"]
     assert other.locator("#number-2").input_value() == "180.5"

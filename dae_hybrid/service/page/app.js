@@ -86,9 +86,17 @@ function waiting(error, seconds, again) {
   change({ busy: false, offline: text });
 }
 
-function writeHash() {
-  const { description, entries, settings, initial, show, phase } = state;
-  history.replaceState(null, "", exported.toHash({ model: description.name, entries, settings, initial, show, phase }));
+let writing = 0;
+
+/** Write the settings into the address, but not with every step of a slider: browsers limit that. */
+function writeHash(pause = 300) {
+  const write = () => {
+    const { description, entries, settings, initial, show, phase } = state;
+    history.replaceState(null, "", exported.toHash({ model: description.name, entries, settings, initial, show, phase }));
+  };
+  clearTimeout(writing);
+  if (pause > 0) writing = setTimeout(write, pause);
+  else write();
 }
 
 // -- drawing ---------------------------------------------------------------------------------------------------
@@ -245,6 +253,7 @@ function zoomBy(factor) {
 
 async function open(name) {
   runner.cancel();
+  clearTimeout(writing);
   const description = await persistent(() => service.get(`v1/models/${encodeURIComponent(name)}`), waiting);
   const entries = entriesOf(description);
   const columns = columnsOf(description);
@@ -262,6 +271,7 @@ async function open(name) {
   });
   $("model").value = name;
   $("title").textContent = description.title === name ? "" : description.title;
+  setText("run-title", description.t_span ? "Run" : "Run (the model states no interval)");
   document.title = `${name} – dae_hybrid`;
   controls = new Controls($("parameters"), entries, (index, value) =>
     settle({ ...state.settings, values: state.settings.values.with(index, value) }));
@@ -354,7 +364,10 @@ function listen() {
   on("save-csv", "click", () => exported.download(`${name()}.csv`, exported.outputsAsCsv(state.description, state.run.answer), "text/csv"));
   on("save-events", "click", () => exported.download(`${name()}_events.csv`, exported.eventsAsCsv(state.description, state.run.answer), "text/csv"));
   on("save-png", "click", savePicture);
-  on("copy-link", "click", () => forms.copy($("copy-link"), location.href));
+  on("copy-link", "click", () => {
+    writeHash(0);
+    forms.copy($("copy-link"), location.href);
+  });
   on("copy-python", "click", () => forms.copy($("copy-python"), $("python").textContent));
   on("save-python", "click", () => exported.download(`${name()}.py`, $("python").textContent, "text/x-python"));
   window.addEventListener("hashchange", () => begin(() => open(exported.modelIn(location.hash) ?? name())));

@@ -9,7 +9,7 @@ export function short(value, digits = 5) {
   const text =
     size >= 1e6 || size < 1e-4
       ? value.toExponential(digits - 1).replace(/\.?0+e/, "e").replace("e+", "e")
-      : value.toPrecision(digits).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
+      : String(Number(value.toPrecision(digits)));
   return text.replace("-", "−").replace("e-", "e−");
 }
 
@@ -17,11 +17,6 @@ export function short(value, digits = 5) {
 export function signed(value, digits = 3) {
   const text = short(value, digits);
   return value > 0 ? `+${text}` : text;
-}
-
-/** Round to a number of significant digits. */
-export function rounded(value, digits) {
-  return Number(value.toPrecision(digits));
 }
 
 /** "1 event", "3 events". */

@@ -4,7 +4,7 @@ import { ServiceError, Unavailable } from "./api.js";
 
 const PAUSE = 150; // ms without a change before a run is requested
 const FIRST_RETRY = 1; // s, doubled after every failure
-const LAST_RETRY = 15;
+const LAST_RETRY = 8;
 const SOON = 250; // ms; derivatives that take longer are shown after the run
 
 export class Runner {

@@ -28,8 +28,8 @@ export function functionals(description, run, linear) {
     const predicted = linear ? valuesOf(functional, linear.functional(functional.name)) : null;
     return valuesOf(functional, run.answer.functionals[functional.name]).map(({ label, value, index }, i) => {
       const shown = predicted
-        ? [element("strong", {}, label), " ≈ ", element("output", {}, short(predicted[i].value, 7)), element("em", { class: "tag linearised" }, "linearised")]
-        : [element("strong", {}, label), " = ", element("output", { "data-value": value }, short(value, 7))];
+        ? [element("strong", {}, label), " ≈ ", element("span", { class: "figure" }, short(predicted[i].value, 7)), element("em", { class: "tag linearised" }, "linearised")]
+        : [element("strong", {}, label), " = ", element("span", { class: "figure", "data-value": value }, short(value, 7))];
       if (!run.answer.gradients) return element("p", { class: "value" }, ...shown);
       return bars(shown, effectsOf(run.answer, run.byLabel, functional.name, index), linear !== null);
     });
