@@ -19,8 +19,8 @@ from dae_hybrid import __version__
 from dae_hybrid.ensembles.process import WorkerProcess
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.service import api_page, bodies, job_routes, page_routes, umbridge
-from dae_hybrid.service.bodies import body_of, documented, pointer
-from dae_hybrid.service.encoding import ARROW, CSV, JSON, MEDIA, json_bytes
+from dae_hybrid.service.bodies import body_of, disconnected, documented, pointer, requested_form
+from dae_hybrid.service.encoding import JSON, MEDIA, json_bytes
 from dae_hybrid.service.evaluation import Limits, carry_out, describe
 from dae_hybrid.service.guards import Guard
 from dae_hybrid.service.jobs import Jobs
@@ -266,26 +266,3 @@ def _route(service: Service, action: str, body: type[RunOptionsBody]) -> Callabl
         return Response(content, media_type=MEDIA[form])
 
     return route
-
-
-def requested_form(request: Request) -> str:
-    """The representation that the client accepts: json, csv or arrow.
-
-    Raises
-    ------
-    RequestError
-        None of them.
-    """
-    accepted = request.headers.get("accept", "*/*").lower()
-    for form, media in (("arrow", ARROW), ("csv", CSV), ("json", JSON)):
-        if media.partition(";")[0] in accepted:
-            return form
-    if any(pattern in accepted for pattern in ("*/*", "application/*", "text/html")):
-        return "json"
-    raise RequestError(406, f"The representations are {JSON}, text/csv and {ARROW}, got Accept: {accepted[:80]!r}.")
-
-
-async def disconnected(request: Request) -> None:
-    """Wait until the client closes the connection."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

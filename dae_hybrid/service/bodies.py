@@ -1,4 +1,4 @@
-"""Reading of bodies: strict JSON, checked by a model of pydantic."""
+"""Reading of requests: bodies in strict JSON, checked by a model of pydantic, and accepted representations."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
+from dae_hybrid.service.encoding import ARROW, CSV, JSON
 from dae_hybrid.service.problem_details import RequestError
 from dae_hybrid.tables import counted
 
@@ -67,3 +68,26 @@ def documented(model: type[BaseModel]) -> dict[str, Any]:
 
 #: schemas of all bodies by name
 schemas: dict[str, Any] = {}
+
+
+def requested_form(request: Request) -> str:
+    """The representation that the client accepts: json, csv or arrow.
+
+    Raises
+    ------
+    RequestError
+        None of them.
+    """
+    accepted = request.headers.get("accept", "*/*").lower()
+    for form, media in (("arrow", ARROW), ("csv", CSV), ("json", JSON)):
+        if media.partition(";")[0] in accepted:
+            return form
+    if any(pattern in accepted for pattern in ("*/*", "application/*", "text/html")):
+        return "json"
+    raise RequestError(406, f"The representations are {JSON}, text/csv and {ARROW}, got Accept: {accepted[:80]!r}.")
+
+
+async def disconnected(request: Request) -> None:
+    """Wait until the client closes the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from dae_hybrid.service.bodies import checked, documented, strict_json
+from dae_hybrid.service.bodies import checked, documented, requested_form, strict_json
 from dae_hybrid.service.encoding import JSON, MEDIA, json_bytes
 from dae_hybrid.service.job_requests import DesignBody, EnsembleBody, FitBody, body_class
 from dae_hybrid.service.job_results import result_parts
@@ -86,7 +86,6 @@ def router(service: JobService) -> APIRouter:
 
     @routes.get("/{identifier}/result", summary="Result of a job that has ended, as JSON, CSV or Arrow")
     async def result(identifier: str, request: Request) -> Response:
-        from dae_hybrid.service.app import requested_form  # that module includes these routes
 
         job, form = found(identifier), requested_form(request)
         if not job.has_ended:

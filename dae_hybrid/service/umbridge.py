@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from dae_hybrid.errors import DaeHybridError, OptionError, OverloadError, ParameterError
 from dae_hybrid.service import problem_details
-from dae_hybrid.service.bodies import checked, documented
+from dae_hybrid.service.bodies import checked, disconnected, documented
 from dae_hybrid.service.encoding import JSON, json_bytes
 from dae_hybrid.service.log import LOG
 from dae_hybrid.service.problem_details import RequestError, status_of
@@ -97,7 +97,6 @@ def router(service: Service) -> APIRouter:
 
 def _route(service: Service, action: str, body: type[BaseModel]) -> Callable[..., Awaitable[Response]]:
     async def route(request: Request) -> Response:
-        from dae_hybrid.service.app import disconnected
 
         name, content = await _read(service, request)
         if action == "ApplyHessian" and not service.descriptions[name]["functionals"]:
