@@ -28,10 +28,15 @@ async def body_of[Body: BaseModel](request: Request, model: type[Body]) -> Body:
 
 
 def strict_json(request: Request, content: bytes) -> Any:
-    """Parse JSON; NaN and infinity are no JSON."""
+    """Parse the body of a request that states the media type of JSON."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json":
         raise RequestError(415, f"The body must be application/json, got {media or 'no media type'}.")
+    return parsed(content)
+
+
+def parsed(content: bytes) -> Any:
+    """Parse JSON; NaN and infinity are no JSON, and an empty body is null."""
     try:
         return orjson.loads(content or b"null")
     except orjson.JSONDecodeError as reason:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-import orjson
 from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -17,7 +16,7 @@ from starlette.responses import Response
 
 from dae_hybrid.errors import DaeHybridError, OptionError, OverloadError, ParameterError
 from dae_hybrid.service import problem_details
-from dae_hybrid.service.bodies import checked, disconnected, documented
+from dae_hybrid.service.bodies import checked, disconnected, documented, parsed
 from dae_hybrid.service.encoding import JSON, json_bytes
 from dae_hybrid.service.log import LOG
 from dae_hybrid.service.problem_details import RequestError, status_of
@@ -97,7 +96,6 @@ def router(service: Service) -> APIRouter:
 
 def _route(service: Service, action: str, body: type[BaseModel]) -> Callable[..., Awaitable[Response]]:
     async def route(request: Request) -> Response:
-
         name, content = await _read(service, request)
         if action == "ApplyHessian" and not service.descriptions[name]["functionals"]:
             raise Refused("ApplyHessian is not supported: the model has no functionals.")
@@ -124,10 +122,7 @@ async def _read(service: Service, request: Request) -> tuple[str, Any]:
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json" and "origin" in request.headers:  # a browser sends it without asking first
         raise RequestError(415, "A page must send application/json.")
-    try:
-        content = orjson.loads(await request.body() or b"null")
-    except orjson.JSONDecodeError as reason:
-        raise RequestError(422, "The body is not JSON.", entries=[("", str(reason))]) from None
+    content = parsed(await request.body())
     name = content.get("name") if isinstance(content, dict) else None
     if not isinstance(name, str):
         raise RequestError(422, "The body must be an object with the name of a model.", entries=[("/name", "missing")])
