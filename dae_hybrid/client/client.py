@@ -7,7 +7,8 @@ from typing import Any, Self
 
 from numpy.typing import ArrayLike
 
-from dae_hybrid.client.model import RemoteModel
+from dae_hybrid.client.jobs import Job, submitted
+from dae_hybrid.client.model import RemoteModel, plain
 from dae_hybrid.client.transport import Transport
 from dae_hybrid.errors import OptionError, ServiceError
 from dae_hybrid.interface.gradient_check import GradientCheck
@@ -103,6 +104,70 @@ class Client(Mapping[str, RemoteModel]):
     ) -> GradientCheck:  # fmt: skip
         """Compare gradients; see `RemoteModel.check_gradient`."""
         return self._model(model).check_gradient(t_span, functional, wrt=wrt, parameters=parameters, **options)
+
+    def submit_ensemble(
+        self, model: str | RemoteModel, t_span: Sequence[float] | None = None, *,
+        parameters: Mapping[str, ArrayLike] | None = None, **entries: Any,
+    ) -> Job:  # fmt: skip
+        """Submit an ensemble, which goes on without this client; see `dae_hybrid.ensemble`.
+
+        Parameters
+        ----------
+        parameters : mapping of str to array
+            One value, or one per run, by name.
+        **entries
+            Further entries of the request, such as ``functional``, ``gradient``, ``wrt``, ``t_eval``, ``rtol``.
+
+        Returns
+        -------
+        Job
+
+        Raises
+        ------
+        OptionError
+            An entry is wrong; its path is in `errors`.
+        """
+        return self._submit("ensemble", model, t_span, {"parameters": parameters, **entries})
+
+    def submit_fit(
+        self, model: str | RemoteModel, t_span: Sequence[float] | None = None, *,
+        experiments: Sequence[Mapping[str, Any]], free: Sequence[str] | Mapping[str, float], **entries: Any,
+    ) -> Job:  # fmt: skip
+        """Submit a fit by least squares, which goes on without this client; see `dae_hybrid.fit`.
+
+        Parameters
+        ----------
+        experiments : sequence of mappings
+            ``t``, ``data`` by variable, ``sigma``, and what differs between them.
+        free : sequence of str, or mapping of str to float
+            Parameters to estimate, or their starts.
+        **entries
+            Further entries of the request, such as ``bounds``.
+        """
+        return self._submit("fit", model, t_span, {"experiments": experiments, "free": free, **entries})
+
+    def _submit(
+        self, kind: str, model: str | RemoteModel, t_span: Sequence[float] | None, entries: Mapping[str, Any]
+    ) -> Job:
+        body = {"kind": kind, "model": self._model(model).name, "t_span": t_span, **entries}
+        return submitted(self._transport, {name: plain(value) for name, value in body.items() if value is not None})
+
+    def jobs(self) -> tuple[Job, ...]:
+        """The jobs of the service, in order of submission."""
+        return tuple(Job(self._transport, own["id"]) for own in self._transport.json("/v1/jobs")["jobs"])
+
+    def job(self, identifier: str) -> Job:
+        """A job by its identifier.
+
+        Raises
+        ------
+        OptionError
+            There is none.
+        """
+        for found in self.jobs():
+            if found.id == identifier:
+                return found
+        raise OptionError(f"The service has no job {identifier!r}.")
 
 
 def connect(url: str, *, token: str | None = None, timeout: float = 120.0) -> Client:

@@ -23,6 +23,7 @@ from dae_hybrid.client.typed_errors import warn
 from dae_hybrid.errors import ParameterError, ServiceError, UnsupportedError
 from dae_hybrid.interface.gradient_check import GradientCheck
 from dae_hybrid.interface.runs import Parameters
+from dae_hybrid.numerics.arrays import scalar
 from dae_hybrid.options import Options, check_time_span, check_times
 from dae_hybrid.sensitivity.results import ForwardSensitivity, Gradient
 from dae_hybrid.statement.model import HybridModel
@@ -215,11 +216,11 @@ class RemoteModel:
                 remedy=f"Legal options: {', '.join(OPTIONS)}.",
             )
         checked = Options.of(self.defaults | dict(options))
-        given = {name: _plain(getattr(checked, name)) for name in options if options[name] is not None}
+        given = {name: plain(getattr(checked, name)) for name in options if options[name] is not None}
         body: dict[str, Any] = {"t_span": list(ends), **given}
         if parameters is not None:
             p = system.parameter_vector(parameters)
-            body["parameters"] = {name: _plain(p[part]) for name, part in _parts(system)}
+            body["parameters"] = {name: plain(scalar(p[part])) for name, part in _parts(system)}
         if times is not None:
             body["t_eval"] = times.tolist()
         return body, checked
@@ -240,13 +241,13 @@ def _parts(system: HybridSystem) -> list[tuple[str, slice]]:
     return [(name, system.parameters[name]) for name in system.parameters.names]
 
 
-def _plain(value: Any) -> Any:
-    """An option or a parameter as JSON has it."""
+def plain(value: Any) -> Any:
+    """Entries of a request as JSON has them: numbers, lists, mappings."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(own) for name, own in value.items()}
-    if isinstance(value, np.ndarray):
-        return value.tolist() if value.size != 1 else value.item()
-    return value.item() if isinstance(value, np.generic) else value
+        return {str(name): plain(own) for name, own in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(own) for own in value]
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
 def _shape(system: HybridSystem) -> tuple[Any, ...]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakSet
 
 from dae_hybrid.client.typed_errors import error_of
-from dae_hybrid.errors import OptionError, OverloadError, ServiceError
+from dae_hybrid.errors import DaeHybridError, OptionError, OverloadError, ServiceError
 from dae_hybrid.trajectory.datasets import optional
 
+JSON = "application/json"
+#: statuses of answers without an error
+GOOD = (200, 202, 204)
 #: attempts of a request while the service is overloaded
 ATTEMPTS = 4
 #: longest pause before another attempt, in seconds, whatever the service asks for
@@ -58,7 +61,7 @@ class Transport:
         self._lock = Lock()
         self._client = self._httpx.Client(
             base_url=self.url,
-            headers={"Accept": "application/json"} | ({} if token is None else {"Authorization": f"Bearer {token}"}),
+            headers={} if token is None else {"Authorization": f"Bearer {token}"},
             timeout=self._httpx.Timeout(timeout, connect=min(CONNECT_SECONDS, timeout)),
         )
 
@@ -68,12 +71,14 @@ class Transport:
             with self._lock:
                 self._streams.add(info["return_value"])
 
-    def text(self, path: str, body: Mapping[str, Any] | None = None) -> str:
-        """Return the text of an answer: of GET, or of POST with a body."""
-        return str(self._answer(path, body).text)
+    def text(
+        self, path: str, body: Mapping[str, Any] | None = None, *, method: str | None = None, accept: str = JSON
+    ) -> str:
+        """Return the text of an answer: of GET, or of POST with a body, unless `method` is given."""
+        return str(self._answer(path, body, method, {"Accept": accept}).text)
 
-    def json(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return an answer in JSON: of GET, or of POST with a body.
+    def json(self, path: str, body: Mapping[str, Any] | None = None, *, method: str | None = None) -> dict[str, Any]:
+        """Return an answer in JSON: of GET, or of POST with a body, unless `method` is given.
 
         Raises
         ------
@@ -84,24 +89,47 @@ class Transport:
         DaeHybridError
             The typed error of the run.
         """
-        answer = self._answer(path, body)
+        answer = self._answer(path, body, method, {"Accept": JSON})
         found = _parsed(answer)
         if not isinstance(found, dict):
             raise self._nonsense(answer)
         return found
 
-    def _answer(self, path: str, body: Mapping[str, Any] | None) -> Any:
+    def lines(self, path: str, headers: Mapping[str, str]) -> Iterator[str]:
+        """Yield the lines of an answer as they come."""
+        with self._failures():
+            request = self._client.build_request(
+                "GET", path, headers={**headers, "Accept": "text/event-stream"}, extensions={"trace": self._trace}
+            )
+            answer = self._client.send(request, stream=True)
+            try:
+                if answer.status_code not in GOOD:
+                    answer.read()
+                    raise self._error(answer)
+                yield from answer.iter_lines()
+            finally:
+                answer.close()
+
+    def _answer(self, path: str, body: Mapping[str, Any] | None, method: str | None, headers: Mapping[str, str]) -> Any:
         for attempt in range(ATTEMPTS):
-            answer = self._once(path, body)
+            with self._failures():
+                answer = self._client.request(
+                    method or ("GET" if body is None else "POST"), path, json=body, headers=headers,
+                    extensions={"trace": self._trace},
+                )  # fmt: skip
             if answer.status_code != 503:
                 break
             if attempt + 1 < ATTEMPTS:
                 time.sleep(min(_retry_after(answer), LONGEST_PAUSE))
-        if answer.status_code == 200:
+        if answer.status_code in GOOD:
             return answer
+        raise self._error(answer)
+
+    def _error(self, answer: Any) -> DaeHybridError:
+        """The typed error of an answer."""
         problem = _parsed(answer)
         if not isinstance(problem, dict) or "problem+json" not in answer.headers.get("content-type", ""):
-            raise self._nonsense(answer)
+            return self._nonsense(answer)
         error = error_of(problem, answer.status_code)
         if answer.status_code == 503 and not isinstance(error, OverloadError):
             error = OverloadError(error.message, remedy=error.remedy)
@@ -109,21 +137,23 @@ class Transport:
             error.retry_after = _retry_after(answer)
         if answer.status_code == 401:
             error.remedy = "Pass the token of the service: connect(url, token=...)."
-        raise error
+        return error
 
-    def _once(self, path: str, body: Mapping[str, Any] | None) -> Any:
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Failures of the connection as typed errors."""
         if self.is_closed:
             raise ServiceError("The client is closed.", remedy="Connect again.")
         httpx = self._httpx
         try:
-            return self._client.request(
-                "GET" if body is None else "POST", path, json=body, extensions={"trace": self._trace}
-            )
+            yield
         except httpx.TimeoutException as reason:
             raise ServiceError(
                 f"The service at {self.url} did not answer within {self.timeout:g} s.",
                 remedy="Pass a longer timeout= to connect, or ask for a shorter run.",
             ) from reason
+        except DaeHybridError:  # some are RuntimeErrors, as those of a closed client are
+            raise
         except (httpx.HTTPError, httpx.InvalidURL, OSError, RuntimeError) as reason:
             if self.is_closed:
                 raise ServiceError("The client was closed during the request.") from reason

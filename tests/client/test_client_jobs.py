@@ -1,0 +1,71 @@
+"""Jobs by the client: results of the library, events that resume, cancellation, failures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from service import RunningService, decay, running
+
+import dae_hybrid as dh
+from dae_hybrid import client as dhc
+from dae_hybrid.errors import OptionError, ServiceError
+
+K = np.linspace(0.5, 2.0, 24)
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[RunningService]:
+    with running("service:decay", workers=1, max_steps=10**12) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def remote(service: RunningService) -> Iterator[dhc.Client]:
+    with dhc.connect(service.url) as found:
+        yield found
+
+
+def test_an_ensemble_equals_that_of_the_library(remote: dhc.Client) -> None:
+    seen: list[dhc.Event] = []
+    job = remote.submit_ensemble("decay", (0, 3), parameters={"k": K}, rtol=1e-8, atol=1e-12)
+    assert job.wait(seen.append)["status"] == "done"
+    numbers = [event.number for event in seen]
+    assert numbers == list(range(1, len(seen) + 1))
+    assert [event.number for event in job.events(after=2)] == numbers[2:]
+    theirs = dh.ensemble(decay().build(), (0, 3), parameters={"k": K}, rtol=1e-8, atol=1e-12)
+    frame = job.to_dataframe()
+    assert len(frame) == len(K)
+    column = next(name for name in frame.columns if "area" in name)
+    np.testing.assert_array_equal(frame[column], theirs.functionals["area"])
+    assert job.result()["id"] == job.id
+    assert job.id in [own.id for own in remote.jobs()]
+    remote.job(job.id).remove()
+    with pytest.raises(OptionError, match="no job"):
+        remote.job(job.id)
+
+
+def test_a_job_is_cancelled(remote: dhc.Client) -> None:
+    job = remote.submit_ensemble("decay", (0, 1), parameters={"k": K}, max_step=1e-9, max_steps=10**12)
+    with pytest.raises(ServiceError, match="job is"):
+        job.result()
+    with pytest.raises(OptionError, match="ended"):
+        job.remove()
+    job.cancel()
+    assert job.wait()["status"] == "cancelled"
+
+
+def test_a_wrong_entry_is_refused_with_its_path(remote: dhc.Client) -> None:
+    with pytest.raises(OptionError) as wrong:
+        remote.submit_ensemble("decay", (0, 3), parameters={"k": K}, speed=3)
+    assert wrong.value.__dict__["errors"][0]["path"] == "/speed"
+
+
+def test_a_fit(remote: dhc.Client) -> None:
+    t = np.linspace(0.2, 3, 15)
+    data = 2.0 * np.exp(-0.9 * t)
+    experiment = {"t": t, "data": {"y": data}, "sigma": 0.01}
+    job = remote.submit_fit("decay", (0, 3), experiments=[experiment], free=["k"], rtol=1e-9)
+    job.wait()
+    assert job.result()["estimates"] == pytest.approx([0.9], rel=1e-6)
