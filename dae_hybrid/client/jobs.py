@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from io import StringIO
 from typing import Any, NamedTuple
 
 from dae_hybrid.client.transport import Transport
@@ -137,7 +138,8 @@ class Job:
     def to_dataframe(self) -> Any:
         """Return the result as a pandas DataFrame, one row per run of an ensemble. Needs pandas (extra ``[data]``)."""
         pandas = optional("pandas", "to_dataframe()")
-        heading, *rows = csv.reader(self._transport.text(f"{self._path}/result", accept="text/csv").splitlines())
+        text = self._transport.text(f"{self._path}/result", accept="text/csv")
+        heading, *rows = csv.reader(StringIO(text, newline=""))
         # pandas' own reader does not restore every digit by default
         return pandas.DataFrame({name: _column([row[i] for row in rows]) for i, name in enumerate(heading)})
 
