@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
+import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 from service import SLOW, decay
 
 import dae_hybrid as dh
 from dae_hybrid.errors import LimitError, OverloadError
+from dae_hybrid.service import job_results, job_routes
 from dae_hybrid.service.job_requests import body_class
 from dae_hybrid.service.job_results import result_parts
 from dae_hybrid.service.jobs import Job, Jobs
@@ -71,7 +74,19 @@ def result(job: Job) -> Any:
 
 
 def children() -> list[psutil.Process]:
-    return [own for own in psutil.Process().children() if "ensembles.process" in " ".join(own.cmdline())]
+    found = []
+    for own in psutil.Process().children():
+        with suppress(psutil.Error):  # it has ended meanwhile
+            if "ensembles.process" in " ".join(own.cmdline()):
+                found.append(own)
+    return found
+
+
+def are_busy() -> bool:
+    """Whether a worker has computed for longer than its start takes."""
+    with suppress(psutil.Error):
+        return any(own.cpu_times().user > 4.0 for own in children())
+    return False
 
 
 def events(job: Job) -> list[Any]:
@@ -150,8 +165,7 @@ def test_a_cancelled_job_ends_during_a_long_chunk(tmp_path: Path) -> None:
     with engine(tmp_path) as jobs:
         job = submit(jobs, sets(K[:3]) | SLOW)
         waiting = submit(jobs, sets(K[:3]))
-        until(children)
-        time.sleep(3.0)
+        until(are_busy)
         assert job.state["status"] == "running"
         jobs.cancel(waiting)
         assert waiting.state["status"] == "cancelled"
@@ -164,6 +178,7 @@ def test_a_cancelled_job_ends_during_a_long_chunk(tmp_path: Path) -> None:
         assert events(job)[-1]["data"]["status"] == "cancelled"
 
 
+@pytest.mark.slow
 def test_the_next_server_continues_what_the_last_one_left(tmp_path: Path) -> None:
     with engine(tmp_path) as jobs:
         job, queued = submit(jobs, sets()), submit(jobs, sets(K[:3]))
@@ -204,6 +219,7 @@ def test_a_fit_is_that_of_the_library(tmp_path: Path) -> None:
     assert found["table"] == str(expected)
 
 
+@pytest.mark.slow
 def test_a_fit_whose_process_is_killed_runs_again_but_not_for_ever(tmp_path: Path) -> None:
     content = FIT | {"experiments": [FIT["experiments"][0] | {"t_span": [0, 3]}], "max_step": 1e-6}
     killed: set[int] = set()
@@ -230,22 +246,24 @@ def test_a_fit_whose_process_is_killed_runs_again_but_not_for_ever(tmp_path: Pat
         assert result_parts(failed, "json") is None
 
 
+@pytest.mark.slow
 def test_a_fit_is_cancelled_and_ends_at_its_limit_of_time(tmp_path: Path) -> None:
     content = FIT | {"max_step": 1e-9}
-    with engine(tmp_path, max_job_seconds=4.0) as jobs:
+    with engine(tmp_path) as jobs:
         job = submit(jobs, content)
-        until(children)
-        time.sleep(2.5)
+        until(are_busy)
         begin = time.monotonic()
         jobs.cancel(job)
         ended(job, "cancelled")
         assert time.monotonic() - begin < 2.0
+    with engine(tmp_path, max_job_seconds=4.0) as jobs:
         late = ended(submit(jobs, content), "failed")
         assert late.state["error"]["kind"] == "LimitError"
         assert "4 s" in late.state["message"]
         assert not children()
 
 
+@pytest.mark.slow
 def test_a_fit_reports_its_progress_and_the_next_server_begins_it_again(tmp_path: Path) -> None:
     slow = FIT | {"max_step": 2e-6}
     with engine(tmp_path) as jobs:
@@ -268,6 +286,7 @@ def test_a_store_has_one_server(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_damaged_folders_are_reported_and_left(tmp_path: Path) -> None:
     with engine(tmp_path) as jobs:
         kept, broken, torn, empty = (ended(submit(jobs, sets(K[:2]))) for _ in range(4))
@@ -289,6 +308,7 @@ def test_damaged_folders_are_reported_and_left(tmp_path: Path) -> None:
     assert not (tmp_path / ".job-0").exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_store_of_runs_fails_its_job_only(tmp_path: Path) -> None:
     with engine(tmp_path) as jobs:
         job = submit(jobs, sets())
@@ -300,6 +320,7 @@ def test_a_damaged_store_of_runs_fails_its_job_only(tmp_path: Path) -> None:
         ended(submit(jobs, sets(K[:2])))
 
 
+@pytest.mark.slow
 def test_a_job_waits_for_its_model(tmp_path: Path) -> None:
     with engine(tmp_path) as jobs:
         job = submit(jobs, sets())
@@ -420,3 +441,58 @@ def test_a_body_of_another_form_is_refused(change: dict[str, Any]) -> None:
     content = sets(K[:2]) | change
     with pytest.raises(ValidationError):
         body_class(content).model_validate(content)
+
+
+# -- results and events in parts -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "arrow"])
+def test_results_in_parts_are_those_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    with engine(tmp_path) as jobs:
+        job = ended(submit(jobs, sets(K[:11], gradient="forward", points=3, max_step=0.1)))
+        whole = list(result_parts(job, form) or ())
+        monkeypatch.setattr(job_results, "NUMBERS", 30)
+        parts = list(result_parts(job, form) or ())
+    assert len(parts) > len(whole)
+    if form == "arrow":
+        tables = [pa.ipc.open_stream(b"".join(own)).read_all() for own in (whole, parts)]
+        assert tables[0].num_rows == 11
+        assert tables[0].equals(tables[1])
+    else:
+        assert b"".join(parts) == b"".join(whole)
+    if form == "json":
+        assert len(json.loads(b"".join(parts))["gradients"]["area"]) == 11
+
+
+def test_a_silent_stream_of_events_is_kept_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_routes, "KEEP_ALIVE_SECONDS", 0.05)
+    with engine(tmp_path) as jobs:
+        running, waiting = submit(jobs, sets(K[:2]) | SLOW), submit(jobs, sets(K[:2]))
+
+        async def listened() -> list[bytes]:
+            found = []
+            async for piece in job_routes._events(waiting, jobs, 0):
+                found.append(piece)
+                if len(found) == 5:
+                    jobs.cancel(waiting)
+            return found
+
+        found = asyncio.run(listened())
+        assert found[2:5] == [b": keep-alive\n\n"] * 3
+        assert b'"status":"cancelled"' in found[-1]
+        assert not waiting._listeners
+        jobs.cancel(running)
+        ended(running, "cancelled")
+
+
+def test_progress_is_told_at_most_four_times_per_second(tmp_path: Path) -> None:
+    with engine(tmp_path) as jobs:
+        waiting = [submit(jobs, sets(K[:2]) | SLOW) for _ in range(2)][1]
+        before = waiting.folder.n_events
+        end = time.monotonic() + 1.0
+        while time.monotonic() < end:
+            waiting.tell(done=1, failed=0, total=2)
+        assert 2 <= waiting.folder.n_events - before <= 5
+        assert waiting.facts()["done"] == 1
+        for job in list(jobs.jobs.values()):
+            jobs.cancel(job)
