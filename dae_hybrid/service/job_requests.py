@@ -6,18 +6,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
-from dae_hybrid.service.requests import NUMBER, Body, Number, RunOptionsBody, Values, _number
+from dae_hybrid.service.requests import NUMBER, Body, Number, RunOptionsBody, Values, finite_number
 
 
 def _column(value: Any) -> Any:
     if not isinstance(value, list):
-        return _number(value)
+        return finite_number(value)
     return [_column_entry(i, entry) for i, entry in enumerate(value)]
 
 
 def _column_entry(i: int, entry: Any) -> Any:
     try:
-        return [_number(own) for own in entry] if isinstance(entry, list) else _number(entry)
+        return [finite_number(own) for own in entry] if isinstance(entry, list) else finite_number(entry)
     except ValueError as reason:
         raise ValueError(f"entry {i} {reason}") from None
 
@@ -35,7 +35,7 @@ def _data(value: Any) -> Any:
 
 
 def _number_or_nan(value: Any) -> float | None:
-    return None if value is None else _number(value)
+    return None if value is None else finite_number(value)
 
 
 NUMBERS = {"type": "array", "items": NUMBER}
@@ -64,7 +64,7 @@ Names = list[str]
 def _spread(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _column(own) for name, own in value.items()}
-    return _number(value)
+    return finite_number(value)
 
 
 def _analysis(value: Any) -> Any:

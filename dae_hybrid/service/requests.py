@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 
-def _number(value: Any) -> float:
+def finite_number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError("must be a finite number")
     return float(value)
@@ -16,17 +16,19 @@ def _number(value: Any) -> float:
 
 def _numbers(value: Any) -> float | list[float]:
     if not isinstance(value, list):
-        return _number(value)
+        return finite_number(value)
     for i, entry in enumerate(value):
         try:
-            _number(entry)
+            finite_number(entry)
         except ValueError as reason:
             raise ValueError(f"entry {i} {reason}") from None
     return [float(entry) for entry in value]
 
 
 def _tolerance(value: Any) -> float | dict[str, float]:
-    return {name: _number(own) for name, own in value.items()} if isinstance(value, dict) else _number(value)
+    return (
+        {name: finite_number(own) for name, own in value.items()} if isinstance(value, dict) else finite_number(value)
+    )
 
 
 NUMBER = {"type": "number"}
