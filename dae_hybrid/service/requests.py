@@ -9,6 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchem
 
 
 def finite_number(value: Any) -> float:
+    """Return a number that is neither text nor a truth value.
+
+    Raises
+    ------
+    ValueError
+        It is none.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError("must be a finite number")
     return float(value)
