@@ -131,7 +131,7 @@ def forward_sensitivity(
     Parameters
     ----------
     wrt : str or sequence of str, optional
-        Parameters to differentiate by; default all.
+        Parameters, or entries of vectors (``"k[1]"``), to differentiate by; default all.
     keep : {"all", "events", "final"}
         Data kept in the result; see `simulate`. ``"events"`` keeps the derivatives at events and, with `t_eval`, at
         outputs; ``"final"`` keeps the gradients. The analysis itself needs the memory of the whole run.
@@ -240,7 +240,7 @@ def adjoint_gradient(
     functional : str, optional
         Name of the functional; optional if the model has only one.
     wrt : str or sequence of str, optional
-        Parameters to differentiate by; default all.
+        Parameters, or entries of vectors (``"k[1]"``), to differentiate by; default all.
     keep : {"all", "events", "final"}
         Data kept in the result after the sweep; see `simulate`. `Gradient.adjoint` needs ``"all"``. During the
         sweep, ``adjoint_memory`` bytes are kept in addition (see `Options`).

@@ -357,7 +357,7 @@ class HybridSystem(NotPicklable):
         )
 
     def parameter_indices(self, wrt: Any) -> tuple[int, ...]:
-        """Flat indices of the parameters named by `wrt`; None means all."""
+        """Flat indices of the parameters, or entries of vectors, named by `wrt`; None means all."""
         if wrt is None:
             return tuple(range(self.parameters.size))
         try:
@@ -368,15 +368,14 @@ class HybridSystem(NotPicklable):
             raise ParameterError("wrt is empty.", remedy="Name at least one parameter, or leave wrt out for all.")
         indices: list[int] = []
         for name in names:
-            if name not in self.parameters:
-                raise ParameterError(
-                    f"wrt: unknown parameter {name!r}.",
-                    remedy=f"Parameters: {', '.join(self.parameters.names) or 'none'}.",
-                )
-            part = self.parameters[name]
-            if part.start in indices:
+            try:
+                part = self._parameter_slice(name)
+            except ParameterError as error:
+                raise ParameterError(f"wrt: unknown parameter {name!r}.", remedy=error.remedy) from None
+            own = range(part.start, part.stop)
+            if not set(own).isdisjoint(indices):
                 raise ParameterError(f"wrt names '{name}' twice.")
-            indices.extend(range(part.start, part.stop))
+            indices.extend(own)
         return tuple(indices)
 
     def functional_name(self, functional: str | None) -> str:

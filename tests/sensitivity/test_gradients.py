@@ -1054,3 +1054,20 @@ def test_adjoint_of_a_run_that_has_settled() -> None:
     for end in (541.0, 637.0, 982.8282828282828):
         asa = dh.adjoint_gradient(system, (0, end), max_steps=20_000)
         assert asa.gradient == pytest.approx([-0.25, 1.5], rel=1e-6)
+
+
+def test_derivatives_by_entries_of_a_vector() -> None:
+    """G = exp(-k0 - 2 k1)."""
+    m = dh.HybridModel("entries")
+    k, x = m.parameter("k", [0.3, 0.2]), m.differential("x", size=2)
+    m.initial(m.mode("run", ode={x: ca.vertcat(-k[0] * x[0], -2 * k[1] * x[1])}), {x: [1.0, 1.0]})
+    m.functional("G", terminal=x[0] * x[1])
+    system, exact = m.build(), np.exp(-0.7) * np.array([-1.0, -2.0])
+    found = dh.adjoint_gradient(system, (0, 1), wrt=["k[1]", "k[0]"], rtol=1e-10)
+    assert found.parameters == ("k[1]", "k[0]")
+    np.testing.assert_allclose(found.gradient, exact[::-1], rtol=1e-8)
+    forward = dh.forward_sensitivity(system, (0, 1), wrt="k[1]", rtol=1e-10)
+    np.testing.assert_allclose(forward.gradient["G"], exact[1:], rtol=1e-8)
+    for wrong, words in (("k[2]", "unknown parameter"), (["k", "k[0]"], "twice"), (["k[0]", "k"], "twice")):
+        with pytest.raises(dh.ParameterError, match=words):
+            dh.adjoint_gradient(system, (0, 1), wrt=wrong)
