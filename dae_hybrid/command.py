@@ -19,7 +19,7 @@ from dae_hybrid.interface.gradient_check import check_gradient
 from dae_hybrid.named_models import NamedModel, UsageError, named_model
 from dae_hybrid.port.records import EventRecord
 from dae_hybrid.progress import Progress
-from dae_hybrid.report.plotting import save
+from dae_hybrid.report.plotting import checked_picture, save
 from dae_hybrid.tables import align
 from dae_hybrid.trajectory.datasets import gradient_columns, optional
 from dae_hybrid.trajectory.trajectory import Trajectory
@@ -178,6 +178,7 @@ def _write(path: Path, columns: Mapping[str, Any]) -> None:
 
 def _run(arguments: argparse.Namespace) -> None:
     output = _checked(arguments.output, ".csv", ".json", ".nc", ".parquet")
+    plot = None if arguments.plot is None else checked_picture(arguments.plot)
     model = named_model(arguments.name)
     span, options = _span(model, arguments), _options(model, arguments)
     with Progress(arguments.name) as progress:
@@ -200,8 +201,8 @@ def _run(arguments: argparse.Namespace) -> None:
         _write(arguments.csv, sol.columns())
     if output is not None:
         _write_trajectory(sol, output)
-    if arguments.plot is not None:
-        print(f"wrote {save(sol.plot(), arguments.plot)}")
+    if plot is not None:
+        print(f"wrote {save(sol.plot(), plot)}")
 
 
 def _write_trajectory(sol: Trajectory, path: Path) -> None:

@@ -55,8 +55,21 @@ class _Beside:
         self.files[file] = heads, np.column_stack(list(columns.values()))
         return found
 
-    def write(self, folder: Path) -> None:
-        """Write the files."""
+    def write(self, path: Path) -> None:
+        """Write the files beside a model file.
+
+        Raises
+        ------
+        ModelError
+            A file exists, and the present model file does not refer to it.
+        """
+        folder, earlier = path.parent, path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        for name in self.files:
+            if (folder / name).exists() and f'"{name}"' not in earlier:
+                raise ModelError(
+                    f"{folder / name} exists already, and is not of the model file {path.name}.",
+                    remedy="Remove it, or write the model under another name.",
+                )
         for name, (heads, values) in self.files.items():
             with (folder / name).open("w", encoding="utf-8", newline="") as file:
                 writer = csv.writer(file)
@@ -105,7 +118,7 @@ def to_file(model: HybridModel, path: str | Path, data: Literal["inline", "csv"]
     if data == "csv":
         tree = written(model, beside).document
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside.write(path.parent)
+    beside.write(path)
     path.write_text(_TEXT[form](tree), encoding="utf-8", newline="\n")
     return path
 

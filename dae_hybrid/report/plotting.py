@@ -71,17 +71,28 @@ def save(figure: Any, path: str | Path, *, dpi: int = 150) -> Path:
     OptionError
         matplotlib does not support the format.
     """
-    path = Path(path)
-    legal = figure.canvas.get_supported_filetypes()
+    path = checked_picture(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # without matplotlib's version, the same figure gives the same file
+    plain = {"metadata": {"Software": None}} if path.suffix.lower() == ".png" else {}
+    figure.savefig(path, dpi=dpi, **plain)
+    return path
+
+
+def checked_picture(path: str | Path) -> Path:
+    """Check the suffix of a picture; return its path.
+
+    Raises
+    ------
+    OptionError
+        matplotlib does not support the format.
+    """
+    path, legal = Path(path), new_figure(1, 1).canvas.get_supported_filetypes()
     if path.suffix.removeprefix(".").lower() not in legal:
         raise OptionError(
             f"A picture cannot be written to {str(path)!r}: its suffix names no known format.",
             remedy=f"Legal suffixes: {', '.join(f'.{kind}' for kind in sorted(legal))}.",
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # without matplotlib's version, the same figure gives the same file
-    plain = {"metadata": {"Software": None}} if path.suffix.lower() == ".png" else {}
-    figure.savefig(path, dpi=dpi, **plain)
     return path
 
 

@@ -167,3 +167,11 @@ def test_rows_that_are_too_short_are_refused(decay: str, tmp_path: Path, capsys:
     table.write_text("t,y\n0.5,1.2\n1\n")
     assert main(["fit", decay, "--data", str(table), "--measured", "y", "--free", "k"]) == 2
     assert "data row 2 has too few cells" in capsys.readouterr().err
+
+
+def test_a_picture_of_no_known_format_is_refused_before_the_run(
+    decay: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", decay, "--plot", str(tmp_path / "run.xyz"), "--csv", str(tmp_path / "run.csv")]) == 1
+    assert "names no known format" in capsys.readouterr().err
+    assert not (tmp_path / "run.csv").exists()

@@ -267,3 +267,19 @@ def test_solvers_other_than_the_default_are_refused() -> None:
         else:
             with pytest.raises(dh.UnsupportedError, match="operation solve"):
                 m.to_text()
+
+
+def test_data_beside_a_file_overwrites_only_data_of_that_file(tmp_path: Path) -> None:
+    m = dh.HybridModel("driven")
+    t = np.linspace(0.0, 1.0, 30)
+    push, y = m.signal("push", t, np.sin(t)), m.differential("y")
+    m.initial(m.mode("run", ode={y: push}), {y: 0.0})
+    path, data = tmp_path / "driven.toml", tmp_path / "driven_push.csv"
+    data.write_text("measured,values\n")
+    with pytest.raises(dh.ModelError, match="exists already"):
+        m.to_file(path, data="csv")
+    assert data.read_text() == "measured,values\n"
+    data.unlink()
+    m.to_file(path, data="csv")
+    m.to_file(path, data="csv")
+    assert dh.HybridModel.from_file(path).to_text() == m.to_text()
