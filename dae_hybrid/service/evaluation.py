@@ -22,7 +22,7 @@ from dae_hybrid.service.models import LoadedModel, ServedModel
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.trajectory.datasets import gradient_columns
 from dae_hybrid.trajectory.diagnostics import Diagnostics
-from dae_hybrid.trajectory.trajectory import Segment, Trajectory
+from dae_hybrid.trajectory.trajectory import Trajectory
 
 
 class Limits(NamedTuple):
@@ -282,20 +282,9 @@ def _run(model: LoadedModel, sol: Trajectory, diagnostics: Diagnostics) -> dict[
         "coefficients": _coefficients(sol, [point.memory for point in sol.output_points]),
         "events": [
             _event(sol, event, indices) | {"outputs_before": count}
-            for event, count in zip(sol.events, _outputs_before(sol), strict=True)
+            for event, count in zip(sol.events, sol.parts.outputs_before_events().tolist(), strict=True)
         ],
     }
-
-
-def _outputs_before(sol: Trajectory) -> list[int]:
-    """The number of outputs before each event."""
-    counts, size = [], 0
-    for part in sol.parts:
-        if isinstance(part, Segment):
-            size += len(part.t)
-        elif isinstance(part, EventRecord):
-            counts.append(size)
-    return counts
 
 
 def _coefficients(sol: Trajectory, memories: list[Array]) -> dict[str, Array]:

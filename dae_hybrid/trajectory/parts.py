@@ -215,6 +215,20 @@ class TrajectoryParts(Portable, Sequence["Part"]):
 
         return Lazily(self._sources(lambda item: isinstance(item, EventRecord), of))
 
+    def outputs_before_events(self) -> NDArray[np.intp]:
+        """Return the number of outputs before each event, (n_events,)."""
+        counts, size = [np.zeros(0, np.intp)], 0
+        for item in self._given:
+            if isinstance(item, RecordTable):
+                lengths = (item.column("row_end") - item.column("row")).astype(np.intp)
+                counts.append(size + np.cumsum(lengths)[item.is_event])
+                size += item.n_rows
+            elif isinstance(item, EventRecord):
+                counts.append(np.array([size]))
+            elif not isinstance(item, RECORDS):
+                size += len(item.t)
+        return np.concatenate(counts)
+
     def _sources(self, belongs: Callable[[Part], bool], of: Callable[[RecordTable], Source]) -> Iterator[Source]:
         """Yield the sources of one kind of part: record tables, and the parts between them."""
         for is_table, items in groupby(self._given, lambda item: isinstance(item, RecordTable)):
