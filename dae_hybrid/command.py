@@ -87,7 +87,7 @@ def _add_serve(commands: Any) -> None:
         ("--max-seconds", float, "S", "computing time per request (default 30)"),
         ("--max-memory", float, "MB", "memory of a worker process (default 2000)"),
         ("--max-body", float, "MB", "size of a request (default 4)"),
-        ("--max-outputs", int, "N", "numbers per response (default 2 million)"),
+        ("--max-outputs", int, "N", "numbers per response (default 1 million)"),
         ("--max-steps", int, "N", "integration steps per run (default 1 million)"),
         ("--max-runs", int, "N", "runs per job (default 1 million)"),
     ):

@@ -261,7 +261,13 @@ def _route(service: Service, action: str, body: type[RunOptionsBody]) -> Callabl
     async def route(name: str, request: Request) -> Response:
         model, form, call = service.model(name), requested_form(request), await body_of(request, body)
         content = await service.pool.run(
-            disconnected(request), carry_out, model, action, call.model_dump(exclude_none=True), form, service.limits
+            partial(disconnected, request),
+            carry_out,
+            model,
+            action,
+            call.given(),
+            form,
+            service.limits,
         )
         return Response(content, media_type=MEDIA[form])
 

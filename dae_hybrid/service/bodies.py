@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -14,6 +15,10 @@ from dae_hybrid.tables import counted
 
 #: errors of one body that are reported
 MAX_ERRORS = 20
+#: entries of an object
+MAX_ENTRIES = 10_000
+#: depth of lists and objects within each other
+MAX_DEPTH = 16
 
 
 async def body_of[Body: BaseModel](request: Request, model: type[Body]) -> Body:
@@ -45,6 +50,8 @@ def parsed(content: bytes) -> Any:
 
 def checked[Body: BaseModel](model: type[Body], content: Any) -> Body:
     """Check the entries of a body."""
+    if isinstance(content, dict | list):
+        _check_sizes(content, "")
     try:
         return model.model_validate(content)
     except ValidationError as reason:
@@ -55,6 +62,24 @@ def checked[Body: BaseModel](model: type[Body], content: Any) -> Body:
         raise RequestError(
             422, f"The body is not valid: {counted(len(entries), 'error')}.", entries=entries[:MAX_ERRORS]
         ) from None
+
+
+def _check_sizes(content: Any, place: str, depth: int = 0) -> None:
+    """Refuse deep bodies, and objects with so many entries that their errors would take long to list."""
+    wrong = ""
+    if depth > MAX_DEPTH:
+        wrong = f"lists and objects must be nested at most {MAX_DEPTH} times"
+    elif isinstance(content, dict) and len(content) > MAX_ENTRIES:
+        wrong = f"an object must have at most {MAX_ENTRIES} entries, got {len(content)}"
+    if wrong:
+        raise RequestError(422, "The body is not valid: 1 error.", entries=[(place, wrong)])
+    if isinstance(content, dict):
+        members: Iterable[tuple[int | str, Any]] = content.items()
+    else:  # longer lists are of numbers
+        members = enumerate(content) if len(content) <= MAX_ENTRIES else ()
+    for name, value in members:
+        if isinstance(value, dict | list):
+            _check_sizes(value, place + pointer((name,)), depth + 1)
 
 
 def pointer(place: tuple[int | str, ...]) -> str:

@@ -6,7 +6,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
-from dae_hybrid.service.requests import NUMBER, Body, Number, RunOptionsBody, Values, finite_number
+from dae_hybrid.service.requests import (
+    NUMBER,
+    Body,
+    Interval,
+    Names,
+    Number,
+    Numbers,
+    RunOptionsBody,
+    Values,
+    finite_number,
+)
 
 
 def _column(value: Any) -> Any:
@@ -58,7 +68,6 @@ Analysis = Annotated[
     Any, PlainValidator(lambda value: _analysis(value)), WithJsonSchema({"enum": ["forward", "adjoint", True]})
 ]
 Side = Annotated[float | None, Field(allow_inf_nan=False)]
-Names = list[str]
 
 
 def _spread(value: Any) -> Any:
@@ -94,7 +103,7 @@ class EnsembleBody(JobBody):
     functional: Names | None = Field(None, description="functionals to report; default all")
     gradient: Analysis | None = Field(None, description="analysis of gradients, if any")
     wrt: Names | None = Field(None, description="parameters to differentiate by; default all")
-    t_eval: list[Number] | None = Field(None, description="output times, increasing")
+    t_eval: Numbers | None = Field(None, description="output times, increasing")
     points: Annotated[int, Field(ge=2)] | None = Field(None, description="number of equidistant output times")
     outputs: Names | None = Field(None, description="variables to keep at the output times; default all")
 
@@ -138,10 +147,10 @@ class DesignBody(EnsembleBody):
 class ExperimentBody(Body):
     """Data of an experiment; see `Experiment` of the library."""
 
-    t: list[Number] | None = Field(None, description="times of all values, in any order")
+    t: Numbers | None = Field(None, description="times of all values, in any order")
     data: dict[str, Data] = Field(default_factory=dict, description="measured values by variable, memory or signal")
     functionals: dict[str, Values] | None = Field(None, description="measured values of functionals")
-    t_span: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
+    t_span: Interval | None = None
     sigma: Spread | None = Field(None, description="standard deviations, one or by name")
     weights: Spread | None = Field(None, description="relative weights, one or by name")
     parameters: dict[str, Values] | None = Field(None, description="values of parameters in this experiment")
@@ -154,7 +163,7 @@ class FitBody(JobBody):
     """A fit by least squares; see `fit` of the library."""
 
     kind: Literal["fit"]
-    experiments: list[ExperimentBody] = Field(min_length=1)
+    experiments: Annotated[list[ExperimentBody], Field(fail_fast=True)] = Field(min_length=1)
     free: Annotated[
         Any,
         PlainValidator(lambda value: _free(value)),
@@ -167,7 +176,7 @@ class FitBody(JobBody):
         None, description="lower and upper bound by name, null for none"
     )
     scale: Literal["linear", "log", "logit"] | dict[str, Literal["linear", "log", "logit"]] = "linear"
-    priors: dict[str, Annotated[list[Number], Field(min_length=2, max_length=2)]] | None = Field(
+    priors: dict[str, Interval] | None = Field(
         None, description="mean and standard deviation by name, in the scale of the parameter"
     )
     loss: Literal["linear", "soft_l1", "huber", "cauchy", "arctan"] = "linear"

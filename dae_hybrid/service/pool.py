@@ -86,13 +86,15 @@ class Pool:
                 LOG.error(f"a worker cannot be started: {error}")
                 await asyncio.sleep(RESTART_SECONDS)
 
-    async def run(self, abandoned: Awaitable[Any] | None, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def run(
+        self, abandoned: Callable[[], Awaitable[Any]] | None, function: Callable[..., Any], *arguments: Any
+    ) -> Any:
         """Call ``function(*arguments, token)`` in a worker.
 
         Parameters
         ----------
-        abandoned : awaitable, optional
-            Completes when the result is no longer needed.
+        abandoned : callable, optional
+            Returns an awaitable that completes when the result is no longer needed.
         function : callable
             A function of a module. It returns soon after its token was cancelled.
 
@@ -105,13 +107,13 @@ class Pool:
         WorkerLostError
             The process has ended for another reason.
         AbandonedError
-            `abandoned` has completed.
+            What `abandoned` returned has completed.
         """
         if self.waiting >= self.queue:
             error = OverloadError(f"{self.waiting} requests wait for {self.width} workers.", remedy="Try again later.")
             error.retry_after = max(1, round(self.waiting * self._typical_seconds / self.width))
             raise error
-        gone = None if abandoned is None else asyncio.ensure_future(abandoned)
+        gone = None if abandoned is None else asyncio.ensure_future(abandoned())
         try:
             worker = await self._worker(gone)
             return await self._supervised(worker, gone, function, arguments)

@@ -92,8 +92,8 @@ other_forms: dict[str, Callable[[Request, Exception], Response]] = {}
 
 def answer(request: Request, error: Exception) -> Response:
     """The response to an exception."""
-    if request.url.path in other_forms:
-        return other_forms[request.url.path](request, error)
+    if request.scope["path"] in other_forms:
+        return other_forms[request.scope["path"]](request, error)
     request_id = request.scope.get("request_id", "")
     if isinstance(error, RequestError):
         entries = [{"path": path, "message": message} for path, message in error.entries]
@@ -102,7 +102,7 @@ def answer(request: Request, error: Exception) -> Response:
         )
         return response(problem, error.headers)
     if isinstance(error, DaeHybridError):
-        is_derivative = not request.url.path.endswith("/simulate")
+        is_derivative = not request.scope["path"].endswith("/simulate")
         headers = {"Retry-After": str(error.retry_after)} if isinstance(error, errors.OverloadError) else {}
         return response(of_error(error, request_id, is_derivative=is_derivative), headers)
     text = "The service has failed. The log has the reason, under the identifier of this request."

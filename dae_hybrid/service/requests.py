@@ -40,6 +40,10 @@ def _tolerance(value: Any) -> float | dict[str, float]:
 
 NUMBER = {"type": "number"}
 Number = Annotated[float, Field(allow_inf_nan=False)]
+#: the errors of a million entries would fill the memory
+Numbers = Annotated[list[Number], Field(fail_fast=True)]
+Names = Annotated[list[str], Field(fail_fast=True)]
+Interval = Annotated[list[Number], Field(fail_fast=True, min_length=2, max_length=2)]
 #: a number or a list of numbers; a union of pydantic's own would name its members in the paths of errors
 Values = Annotated[
     Any, PlainValidator(_numbers), WithJsonSchema({"anyOf": [NUMBER, {"type": "array", "items": NUMBER}]})
@@ -59,6 +63,10 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
+    def given(self) -> dict[str, Any]:
+        """The entries that were given."""
+        return self.model_dump(exclude_none=True)
+
 
 class RunOptionsBody(Body):
     """Interval, parameters and options of a run; what is left out has the default of the model or of the library."""
@@ -66,9 +74,7 @@ class RunOptionsBody(Body):
     parameters: dict[str, Values] = Field(
         default_factory=dict, description="values by name; others keep their nominal values"
     )
-    t_span: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = Field(
-        None, description="initial and final time; required if the model has no default"
-    )
+    t_span: Interval | None = Field(None, description="initial and final time; required if the model has no default")
     rtol: Number | None = Field(None, description="relative tolerance")
     atol: Tolerance | None = Field(None, description="absolute tolerance, one for all or by name")
     method: Literal["auto", "bdf", "adams", "erk"] | None = None
@@ -89,14 +95,14 @@ class RunOptionsBody(Body):
 class SimulateBody(RunOptionsBody):
     """A simulation."""
 
-    t_eval: list[Number] | None = Field(None, description="output times, increasing; by default every step")
+    t_eval: Numbers | None = Field(None, description="output times, increasing; by default every step")
     points: Annotated[int, Field(ge=2)] | None = Field(None, description="number of equidistant output times")
 
 
 class ForwardBody(SimulateBody):
     """A simulation with forward sensitivities."""
 
-    wrt: list[str] | None = Field(None, description="parameters to differentiate by; default all")
+    wrt: Names | None = Field(None, description="parameters to differentiate by; default all")
     strict: bool | None = Field(None, description=STRICT)
 
 
@@ -104,7 +110,7 @@ class CheckBody(RunOptionsBody):
     """A comparison of adjoint, forward and finite-difference gradients."""
 
     functional: str | None = Field(None, description="required if the model has several")
-    wrt: list[str] | None = Field(None, description="parameters to differentiate by; default all")
+    wrt: Names | None = Field(None, description="parameters to differentiate by; default all")
 
 
 class GradientBody(CheckBody):

@@ -19,27 +19,57 @@ from dae_hybrid.service.settings import Settings
 
 #: idle connections are closed after this time, in seconds
 KEEP_ALIVE_SECONDS = 10
+#: least rate at which a client reads an answer, in bytes per second
+MIN_RATE = 1000
 
 
 def _protocol(settings: Settings) -> type[HttpToolsProtocol]:
     class Protocol(HttpToolsProtocol):
-        """Closes connections on which no request begins, and those beyond the limit."""
+        """Closes connections whose clients send or read too slowly, and those beyond the limit."""
+
+        _patience: asyncio.TimerHandle | None = None
+        _unread = 0
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             if len(self.connections) > settings.max_connections:
-                transport.close()
+                transport.abort()
                 return
-            self._impatience = self.loop.call_later(settings.receive_seconds, self._give_up)
+            self._expect_request()
+            self._watch = self.loop.call_later(settings.receive_seconds, self._check_reader)
 
-        def _give_up(self) -> None:
-            if self.cycle is None and not self.transport.is_closing():
-                self.transport.close()
+        def data_received(self, data: bytes) -> None:
+            if self.cycle is None or self.cycle.response_complete:
+                self._expect_request()
+            super().data_received(data)
+
+        def on_headers_complete(self) -> None:
+            self._forget_request()
+            super().on_headers_complete()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            if hasattr(self, "_impatience"):
-                self._impatience.cancel()
+            self._forget_request()
+            if hasattr(self, "_watch"):
+                self._watch.cancel()
             super().connection_lost(exc)
+
+        def _expect_request(self) -> None:
+            if self._patience is None:
+                self._patience = self.loop.call_later(settings.receive_seconds, self.transport.abort)
+
+        def _forget_request(self) -> None:
+            if self._patience is not None:
+                self._patience.cancel()
+                self._patience = None
+
+        def _check_reader(self) -> None:
+            """End a connection whose client has not read enough since the last look."""
+            unread = self.transport.get_write_buffer_size()
+            if unread and self._unread and unread > self._unread - MIN_RATE * settings.receive_seconds:
+                self.transport.abort()
+                return
+            self._unread = unread
+            self._watch = self.loop.call_later(settings.receive_seconds, self._check_reader)
 
     return Protocol
 

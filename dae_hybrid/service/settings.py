@@ -40,7 +40,7 @@ class Settings:
     max_memory : int
         Memory of a worker process in bytes.
     receive_seconds : float
-        Time in which a request must arrive, in seconds.
+        Time in which a request must arrive, in seconds; also the interval in which a client must go on reading.
     grace_seconds : float
         Time for running requests after the service was told to stop, in seconds.
     store : Path or None
@@ -65,9 +65,9 @@ class Settings:
     token: str | None = None
     workers: int = field(default_factory=cores)
     queue: int = 64
-    max_connections: int = 1000
+    max_connections: int = 256
     max_body: int = 4_000_000
-    max_outputs: int = 2_000_000
+    max_outputs: int = 1_000_000
     max_steps: int = 1_000_000
     max_seconds: float = 30.0
     max_memory: int = 2_000_000_000

@@ -7,6 +7,7 @@ Linus Seelinger et al., UM-Bridge: Uncertainty quantification and modeling bridg
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
@@ -60,7 +61,7 @@ def error_response(request: Request, error: Exception) -> Response:
         is_input = path is not None or isinstance(error, OptionError | ParameterError)
         kind = "InvalidInput" if is_input else type(error).__name__
         text = str(error) if path is None else f"{path}: {error}"
-        is_derivative = request.url.path not in ("/Evaluate", "/InputSizes", "/OutputSizes")
+        is_derivative = request.scope["path"] not in ("/Evaluate", "/InputSizes", "/OutputSizes")
         status = BAD_REQUEST if is_input else status_of(error, is_derivative=is_derivative)
         if isinstance(error, OverloadError):
             headers = {"Retry-After": str(error.retry_after)}
@@ -101,7 +102,7 @@ def _route(service: Service, action: str, body: type[BaseModel]) -> Callable[...
             raise Refused("ApplyHessian is not supported: the model has no functionals.")
         call = checked(body, content).model_dump(exclude_none=True)
         answer = await service.pool.run(
-            disconnected(request), carry_out, service.models[name], action, call, service.limits
+            partial(disconnected, request), carry_out, service.models[name], action, call, service.limits
         )
         text, warned = (b"", []) if answer is None else answer
         for warning in warned:  # the protocol has no place for them

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator
 
-from dae_hybrid.service.requests import Body, Number, RunOptionsBody
+from dae_hybrid.service.requests import Body, Numbers, RunOptionsBody
 
 
 def _names(value: Any) -> list[str]:
@@ -19,7 +19,6 @@ def _names(value: Any) -> list[str]:
 
 
 Names = Annotated[Any, PlainValidator(_names)]
-Block = list[Number]
 #: the only block of inputs or outputs
 Only = Annotated[int, Field(ge=0, le=0)]
 
@@ -28,7 +27,7 @@ class OutputsBody(Body):
     """Variables at times as outputs."""
 
     variables: Names
-    t_eval: Annotated[list[Number], Field(min_length=1)]
+    t_eval: Annotated[Numbers, Field(min_length=1)]
 
 
 class ConfigBody(RunOptionsBody):
@@ -50,7 +49,7 @@ class SizesBody(Body):
 class EvaluateBody(SizesBody):
     """An evaluation."""
 
-    input: Annotated[list[Block], Field(min_length=1, max_length=1)]
+    input: Annotated[list[Numbers], Field(fail_fast=True, min_length=1, max_length=1)]
 
 
 class _DerivativeBody(EvaluateBody):
@@ -61,14 +60,14 @@ class GradientBody(_DerivativeBody):
     """A gradient of the weighted sum of the outputs."""
 
     inWrt: Only
-    sens: Block
+    sens: Numbers
 
 
 class JacobianBody(_DerivativeBody):
     """A product of the Jacobian and a vector."""
 
     inWrt: Only
-    vec: Block
+    vec: Numbers
 
 
 class HessianBody(_DerivativeBody):
@@ -76,5 +75,5 @@ class HessianBody(_DerivativeBody):
 
     inWrt1: Only
     inWrt2: Only
-    sens: Block
-    vec: Block
+    sens: Numbers
+    vec: Numbers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -142,6 +143,73 @@ def test_raw_bytes_on_the_socket(service: RunningService, client: httpx.Client) 
             except (ConnectionError, TimeoutError):
                 pass  # closed by the service
     assert client.get("/healthz").status_code == 200
+
+
+LARGE = (
+    '{"t_eval": [' + ",".join(['""'] * 1_300_000) + "]}",
+    '{"parameters": {' + ",".join(f'"{i:x}": ""' for i in range(330_000)) + "}}",
+    "{" + ",".join(f'"{i:x}": 0' for i in range(360_000)) + "}",
+    '{"wrt": [' + ",".join(["1"] * 1_900_000) + "]}",
+    '{"parameters": {"ka": ' + "[" * 1000 + "]" * 1000 + "}}",
+)
+
+
+def test_large_wrong_bodies_cost_little() -> None:
+    with running("service:decay") as service, httpx.Client(base_url=service.url, timeout=60) as client:
+        process = psutil.Process(service.process.pid)
+        before, memory = process.cpu_times().user, process.memory_info().rss
+        for text in LARGE:
+            found = client.post("/v1/models/decay/forward", content=text, headers={"content-type": "application/json"})
+            assert found.status_code == 422
+            assert 1 <= len(found.json()["errors"]) <= 20
+        assert process.cpu_times().user - before < 4  # 16 s if every entry had an error of its own
+        assert process.memory_info().rss - memory < 300e6
+
+
+def test_clients_that_do_not_go_on_are_left() -> None:
+    """After a first request, and with an answer that is not read."""
+    with running("service:decay", receive_seconds=1) as service:
+        port = int(service.url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b" 200 " in connection.recv(4096)
+            connection.sendall(b"GET /h")
+            assert closed(connection)
+        body = b'{"t_span": [0, 1], "points": 300000}'
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(30)
+            connection.connect(("127.0.0.1", port))
+            connection.sendall(
+                b"POST /v1/models/decay/simulate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                b"Content-Length: %d\r\n\r\n" % len(body) + body
+            )
+            assert b" 200 " in connection.recv(100)
+            process = psutil.Process(service.process.pid)
+            for _ in range(100):
+                if not [own for own in process.net_connections() if own.status == "ESTABLISHED"]:
+                    break
+                time.sleep(0.1)
+            else:
+                raise AssertionError("the connection is still open")
+
+
+def closed(connection: socket.socket) -> bool:
+    """Whether the service closes a connection."""
+    try:
+        return connection.recv(100) == b""
+    except ConnectionError:
+        return True
+
+
+@pytest.mark.parametrize("host", [b"[", b"[::1", b"a/Evaluate?", b"localhost:[", b"evil.example", b"localhost#"])
+def test_hosts(service: RunningService, host: bytes) -> None:
+    port = int(service.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(b"GET /v1/models/none HTTP/1.1\r\nHost: " + host + b"\r\nConnection: close\r\n\r\n")
+        answer = connection.recv(4096)
+    assert answer.split()[1] in (b"400", b"403", b"404")
+    assert b"application/problem+json" in answer or b" 400 " in answer
 
 
 def test_nothing_is_lost_and_nothing_grows(service: RunningService, client: httpx.Client) -> None:

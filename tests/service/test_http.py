@@ -303,6 +303,7 @@ def test_requests_beyond_the_queue_are_refused() -> None:
             found = sorted(pool.map(ask, range(6)))
         assert [status for status, _ in found] == [422, 422, 503, 503, 503, 503]
         assert all(int(after) >= 1 for status, after in found if status == 503)
+        assert "Warning" not in service.text()
 
 
 def test_a_client_that_leaves_frees_its_worker() -> None:
