@@ -77,7 +77,7 @@ class RunOptionsBody(Body):
     t_span: Interval | None = Field(None, description="initial and final time; required if the model has no default")
     rtol: Number | None = Field(None, description="relative tolerance")
     atol: Tolerance | None = Field(None, description="absolute tolerance, one for all or by name")
-    method: Literal["auto", "bdf", "adams", "erk"] | None = None
+    method: str | None = Field(None, description="integration method; by default chosen along the run")
     max_step: Number | None = None
     first_step: Number | None = None
     max_steps: int | None = None

@@ -167,7 +167,7 @@ def test_the_page_of_routes_needs_nothing_from_elsewhere(client: httpx.Client) -
         ({"t_eval": [0.0, "x"]}, "/t_eval/1", "number"),
         ({"max_steps": 0}, "/max_steps", "positive"),
         ({"max_steps": 1.5}, "/max_steps", "integer"),
-        ({"method": "euler"}, "/method", "auto"),
+        ({"method": "euler"}, "/method", "method"),
         ({"preconditioner": "x"}, "/preconditioner", "not permitted"),
         ([], "", "dictionary"),
         (None, "", ""),

@@ -85,6 +85,7 @@ def visit(service: RunningService, context: Callable[..., BrowserContext]) -> Ca
 
 def computed(page: Page) -> None:
     """Wait until what is shown belongs to the settings."""
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")  # draws a change
     expect(page.locator(f"#state{COMPUTED}")).to_be_visible(timeout=30_000)
 
 
