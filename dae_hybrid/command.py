@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -323,10 +324,15 @@ def _serve(arguments: argparse.Namespace) -> None:
     given = {name: getattr(arguments, name) for name in plain}
     given |= {name: _bytes(getattr(arguments, name)) for name in ("max_memory", "max_body")}
     if arguments.token_file is not None:
-        given["token"] = arguments.token_file.read_text(encoding="utf-8").strip()
+        given["token"] = arguments.token_file.read_text(encoding="utf-8", errors="replace").strip()
     settings = Settings(**{name: value for name, value in given.items() if value is not None})
-    serve(settings, served_models(arguments.models))
+    models = served_models(arguments.models)
+    for model in models.values():  # finds wrong names before a process is started
+        named_model(model.source)
+    serve(settings, models)
 
 
 def _bytes(megabytes: float | None) -> int | None:
+    if megabytes is not None and not 0 < megabytes < math.inf:
+        raise UsageError(f"A size in MB must be a positive number, got {megabytes}.")
     return None if megabytes is None else int(1e6 * megabytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -55,6 +56,10 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
+#: warnings in a header
+MAX_WARNINGS = 5
+
+
 class Service:
     """What the routes share."""
 
@@ -76,20 +81,22 @@ class Service:
             ("jobs_running", "Jobs that run", lambda: self.jobs.n_running),
         ):
             self.metrics.gauge(name, text, value)
-        self.metrics.counter("workers_replaced", "Worker processes that were replaced", lambda: self.pool.replaced)
-        self.metrics.counter("worker_seconds", "Time of requests in workers", lambda: self.pool.busy_seconds)
+        self.metrics.gauge("workers_replaced", "Worker processes that were replaced", lambda: self.pool.replaced)
+        self.metrics.gauge("worker_seconds", "Time of requests in workers", lambda: self.pool.busy_seconds)
 
     def _prepare(self, worker: WorkerProcess) -> Any:
         return worker.run(describe, list(self.models.values()))
 
     async def start(self) -> None:
-        """Start the workers, which build all models, and the jobs.
+        """Start the workers, which build all models, and the jobs; do nothing if they have been started.
 
         Raises
         ------
         DaeHybridError
             A model cannot be built, or another server uses the store of jobs.
         """
+        if self.descriptions:
+            return
         found = await self.pool.start()
         for name, (description, file) in zip(self.models, found, strict=True):
             self.descriptions[name], self.files[name] = description, file
@@ -139,7 +146,7 @@ def create_app(settings: Settings, models: Mapping[str, ServedModel]) -> FastAPI
 
     app = FastAPI(
         title="dae_hybrid", version=__version__, description=DESCRIPTION, lifespan=lifespan,
-        docs_url=None, redoc_url=None, openapi_url="/openapi.json",
+        docs_url=None, redoc_url=None, openapi_url="/openapi.json", redirect_slashes=False,
     )  # fmt: skip
     app.state.service = service
     for kind in (RequestError, DaeHybridError):
@@ -188,10 +195,12 @@ def health_routes(service: Service) -> APIRouter:
     """Routes for those who operate the service."""
     router = APIRouter(tags=["operation"])
 
+    @router.head("/healthz", include_in_schema=False)
     @router.get("/healthz", summary="Whether the service runs")
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
+    @router.head("/readyz", include_in_schema=False)
     @router.get("/readyz", summary="Whether a worker is ready")
     async def readyz() -> Response:
         if service.pool.ready:
@@ -260,15 +269,11 @@ def model_routes(service: Service) -> APIRouter:
 def _route(service: Service, action: str, body: type[RunOptionsBody]) -> Callable[..., Awaitable[Response]]:
     async def route(name: str, request: Request) -> Response:
         model, form, call = service.model(name), requested_form(request), await body_of(request, body)
-        content = await service.pool.run(
-            partial(disconnected, request),
-            carry_out,
-            model,
-            action,
-            call.given(),
-            form,
-            service.limits,
-        )
-        return Response(content, media_type=MEDIA[form])
+        gone = partial(disconnected, request)
+        answer = await service.pool.run(gone, carry_out, model, action, call.given(), form, service.limits)
+        content, warned = answer or (b"", [])
+        # CSV has no place for warnings
+        headers = {"X-Warnings": json.dumps(warned[:MAX_WARNINGS])} if warned else {}
+        return Response(content, headers=headers, media_type=MEDIA[form])
 
     return route

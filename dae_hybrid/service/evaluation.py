@@ -24,6 +24,9 @@ from dae_hybrid.trajectory.datasets import gradient_columns
 from dae_hybrid.trajectory.diagnostics import Diagnostics
 from dae_hybrid.trajectory.trajectory import Trajectory
 
+#: vectors of an event in a response
+SIDES = 4
+
 
 class Limits(NamedTuple):
     """Limits of a run; see `Settings`."""
@@ -56,7 +59,7 @@ def describe(models: list[ServedModel]) -> list[tuple[dict[str, Any], str | None
 
 def carry_out(
     served: ServedModel, action: str, call: dict[str, Any], form: str, limits: Limits, token: str
-) -> bytes | None:
+) -> tuple[bytes, list[str]] | None:
     """Carry out a request.
 
     Parameters
@@ -70,8 +73,8 @@ def carry_out(
 
     Returns
     -------
-    bytes or None
-        The response; None if the run was cancelled.
+    (bytes, list of str) or None
+        The response and the warnings; None if the run was cancelled.
 
     Raises
     ------
@@ -86,8 +89,10 @@ def carry_out(
             found.facts["warnings"] = [str(warning.message) for warning in seen]
             found.facts["warning_kinds"] = [warning.category.__name__ for warning in seen]
             if form == "json":
-                return json_bytes(found.facts)
-            return csv_bytes(found.columns()) if form == "csv" else _arrow(found)
+                content = json_bytes(found.facts)
+            else:
+                content = csv_bytes(found.columns()) if form == "csv" else _arrow(found)
+            return content, found.facts["warnings"]
     except Cancelled:
         return None
     except DaeHybridError as error:
@@ -160,9 +165,10 @@ def _check_size(numbers: int, limits: Limits) -> None:
         )
 
 
-def _check_rows(system: HybridSystem, rows: int, factor: int, limits: Limits) -> None:
+def _check_rows(system: HybridSystem, rows: int, factor: int, limits: Limits, events: int = 0) -> None:
+    """Check the numbers of outputs and of events, which have values and rates on both sides."""
     widths = {name: size for mode in system.modes for name, size in mode.variables.blocks}
-    _check_size(rows * (sum(widths.values()) + system.memory.size) * factor, limits)
+    _check_size((rows + SIDES * events) * (sum(widths.values()) + system.memory.size) * factor, limits)
 
 
 # -- the actions ------------------------------------------------------------------------------------------
@@ -172,7 +178,7 @@ def _simulate(model: LoadedModel, call: dict[str, Any], limits: Limits) -> Resul
     span, options = arguments_of(model, call, limits)
     _check_rows(model.system, len(options.get("t_eval", ())), 1, limits)
     sol = simulate(model.system, span, **options)
-    _check_rows(model.system, sol.t.size, 1, limits)
+    _check_rows(model.system, sol.t.size, 1, limits, sol.n_events)
     return Result(_run(model, sol, sol.diagnostics), sol.columns)
 
 
@@ -181,7 +187,7 @@ def _forward(model: LoadedModel, call: dict[str, Any], limits: Limits) -> Result
     factor = 1 + len(model.system.parameter_indices(options.get("wrt")))
     _check_rows(model.system, len(options.get("t_eval", ())), factor, limits)
     fsa = forward_sensitivity(model.system, span, **options)
-    _check_rows(model.system, fsa.t.size, factor, limits)
+    _check_rows(model.system, fsa.t.size, factor, limits, fsa.trajectory.n_events)
     points = [p for p in fsa.trajectory.output_points if p.derivatives is not None]
     facts = _run(model, fsa.trajectory, fsa.diagnostics) | {
         "n_notes_of_run": len(fsa.trajectory.diagnostics),

@@ -19,6 +19,8 @@ from dae_hybrid.service.settings import Settings, is_loopback
 
 #: identifiers of clients that are kept
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+#: a name or an address, and a port
+HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]*)?")
 #: routes that need no token: probes, the description of the routes, and the page, which asks for it
 OPEN = re.compile(r"/(healthz|readyz|docs|docs\.css|page/.*)?")
 HEADERS = {
@@ -71,8 +73,9 @@ class Guard:
         settings = self._settings
         if settings.token is None:
             # a page of another site whose name is made to point to this machine
-            host = headers.get("host", "").rsplit(":", 1)[0].strip("[]")
-            if not is_loopback(host) and host != settings.host:
+            found = HOST.fullmatch(headers.get("host", "").lower())
+            host = "" if found is None else found[1].strip("[]")
+            if not is_loopback(host) and host != settings.host.lower():
                 raise RequestError(
                     403, f"The service answers to localhost only, got the host {host!r}.", remedy="Set a token."
                 )

@@ -33,10 +33,6 @@ class Metrics:
         """Add a gauge that reads a value when asked."""
         Gauge(f"dae_hybrid_{name}", text, registry=self.registry).set_function(value)
 
-    def counter(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """Add a counter that reads a value when asked."""
-        self.gauge(f"{name}_total", text, value)
-
     def text(self) -> bytes:
         """All of them."""
         return generate_latest(self.registry)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from dae_hybrid.errors import ServiceError
 from dae_hybrid.service.app import create_app
 from dae_hybrid.service.log import LOG, JsonFormatter
 from dae_hybrid.service.models import ServedModel
@@ -75,6 +76,18 @@ def _protocol(settings: Settings) -> type[HttpToolsProtocol]:
 
 
 class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the workers first, whose errors are raised; an application that fails is only logged."""
+        service = self.config.app.state.service  # type: ignore[union-attr]
+        try:
+            await service.start()
+        except BaseException:
+            service.pool.close()
+            raise
+        await super().startup(sockets)
+        host, port = (sockets or [])[0].getsockname()[:2]
+        LOG.info(f"running on http://{f'[{host}]' if ':' in host else host}:{port}")
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End streams of events, which would last, and begin to stop jobs; finish the other requests."""
         jobs = getattr(self.config.app.state.service, "jobs", None)  # type: ignore[union-attr]
@@ -90,9 +103,18 @@ def serve(settings: Settings, models: Mapping[str, ServedModel]) -> None:
     ------
     DaeHybridError
         A model cannot be built.
-    OSError
+    ServiceError
         The address cannot be used.
     """
+    try:
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        listening = socket.create_server(
+            (settings.host, settings.port), family=family, backlog=settings.max_connections
+        )
+    except OSError as reason:
+        raise ServiceError(
+            f"The service cannot listen on {settings.host}, port {settings.port}: {reason.strerror}."
+        ) from None
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     for logger in (LOG, logging.getLogger("uvicorn.error")):
@@ -104,6 +126,11 @@ def serve(settings: Settings, models: Mapping[str, ServedModel]) -> None:
         log_config=None, access_log=False, server_header=False, timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=round(settings.grace_seconds), backlog=settings.max_connections,
     )  # fmt: skip
-    for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again when it has ended
-        signal.signal(number, lambda *_: None)
-    _Server(config).run()
+    # uvicorn raises the signal again when it has ended
+    earlier = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        _Server(config).run([listening])
+    finally:
+        listening.close()
+        for number, own in earlier.items():
+            signal.signal(number, own)

@@ -86,6 +86,10 @@ class Settings:
         for name in ("workers", "queue", "receive_seconds", "running_jobs", *limits):
             if not getattr(self, name) > 0:
                 raise OptionError(f"{name} must be positive, got {getattr(self, name)!r}.")
+        if not (isinstance(self.port, int) and 0 <= self.port < 2**16):
+            raise OptionError(f"port must be between 0 and {2**16 - 1}, got {self.port!r}.")
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
+            raise OptionError("The token must consist of printable ASCII characters.")
         if self.token is not None and len(self.token) < MIN_TOKEN:
             raise OptionError(
                 f"The token has {len(self.token)} characters; at least {MIN_TOKEN} are required.",

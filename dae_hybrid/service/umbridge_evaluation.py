@@ -22,6 +22,7 @@ from dae_hybrid.errors import (
     NonFiniteError,
     OptionError,
     ParameterError,
+    StepLimitError,
     UnsupportedError,
 )
 from dae_hybrid.interface.output_map import OutputMap, directional
@@ -247,6 +248,8 @@ def _numbers(own: FunctionalMap | TimesMap, action: str, call: Mapping[str, Any]
         if not np.isfinite(found).all():
             raise NonFiniteError(f"{action}: entry {np.argmin(np.isfinite(found))} of the output is not finite.")
         return np.ascontiguousarray(found)
+    except StepLimitError:  # may be the limit of the service
+        raise
     except FAILURES as error:
         if not is_nan_legal:
             raise

@@ -79,7 +79,7 @@ def _address(process: Popen[bytes], log: Any) -> str:
     while time.monotonic() < end:
         log.seek(0)
         text = log.read()
-        if found := re.search(r"running on (http://[^ ]+)", text):
+        if found := re.search(r"running on (http://[^ \"]+)", text):
             assert httpx.get(f"{found[1]}/readyz", timeout=60).status_code == 200
             return found[1]
         if process.poll() is not None:
@@ -121,4 +121,11 @@ def chain() -> dh.HybridModel:
     m.transition(run, run, guard=v[0], direction="falling", memory={peak: x[0]}, name="turn")
     m.initial(run, {x: [0.0, 1.0, 2.0], v: [1.0, 0.0, 0.0]})
     m.functional("ends", terminal=x)
+    return m
+
+
+def fails() -> dh.HybridModel:
+    """Return a model that cannot be built."""
+    m = dh.HybridModel("breaks at build")
+    m.differential("y")
     return m
