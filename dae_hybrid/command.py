@@ -69,6 +69,35 @@ def add_commands(commands: Any) -> None:
     _add_serve(commands)
 
 
+def _bytes(text: str) -> int:
+    """A size in MB."""
+    megabytes = float(text)
+    if not 0 < megabytes < math.inf:
+        raise argparse.ArgumentTypeError(f"a size in MB must be a positive number, got {text}")
+    return int(1e6 * megabytes)
+
+
+#: options of `serve`, settings of the service of the same names
+SERVE_OPTIONS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
+    ("--host", str, "ADDRESS", "address (default 127.0.0.1); one that other machines can reach needs a token"),
+    ("--port", int, "PORT", "port (default 8000)"),
+    ("--workers", int, "N", "worker processes (default: number of cores)"),
+    ("--queue", int, "N", "requests that may wait for a worker (default 64)"),
+    ("--token-file", Path, "FILE", "file with the token that requests must carry"),
+    ("--store", Path, "DIR", "directory of jobs, which the next server continues (default: a temporary one)"),
+    ("--dask", str, "ADDRESS", "Dask scheduler that runs the ensembles of jobs"),
+    ("--max-seconds", float, "S", "computing time per request (default 30)"),
+    ("--max-memory", _bytes, "MB", "memory of a worker process (default 2000)"),
+    ("--max-body", _bytes, "MB", "size of a request (default 4)"),
+    ("--max-outputs", int, "N", "numbers per response (default 1 million)"),
+    ("--max-steps", int, "N", "integration steps per run (default 1 million)"),
+    ("--max-runs", int, "N", "runs per job (default 1 million)"),
+    ("--max-job-seconds", float, "S", "computing time per job (default 3600)"),
+    ("--max-jobs", int, "N", "jobs that are kept (default 1000)"),
+    ("--running-jobs", int, "N", "jobs that run at a time (default 1)"),
+)
+
+
 def _add_serve(commands: Any) -> None:
     text = "serve models over HTTP"
     command = commands.add_parser("serve", help=text, description=f"{text.capitalize()} (needs the extra 'serve').")
@@ -77,21 +106,7 @@ def _add_serve(commands: Any) -> None:
         "models", metavar="[NAME=]MODEL", nargs="+",
         help="a name that `dae-hybrid list` lists, package.module:function, or a model file",
     )  # fmt: skip
-    for flag, kind, metavar, help_text in (
-        ("--host", str, "ADDRESS", "address (default 127.0.0.1); one that other machines can reach needs a token"),
-        ("--port", int, "PORT", "port (default 8000)"),
-        ("--workers", int, "N", "worker processes (default: number of cores)"),
-        ("--queue", int, "N", "requests that may wait for a worker (default 64)"),
-        ("--token-file", Path, "FILE", "file with the token that requests must carry"),
-        ("--store", Path, "DIR", "directory of jobs, which the next server continues (default: a temporary one)"),
-        ("--dask", str, "ADDRESS", "Dask scheduler that runs the ensembles of jobs"),
-        ("--max-seconds", float, "S", "computing time per request (default 30)"),
-        ("--max-memory", float, "MB", "memory of a worker process (default 2000)"),
-        ("--max-body", float, "MB", "size of a request (default 4)"),
-        ("--max-outputs", int, "N", "numbers per response (default 1 million)"),
-        ("--max-steps", int, "N", "integration steps per run (default 1 million)"),
-        ("--max-runs", int, "N", "runs per job (default 1 million)"),
-    ):
+    for flag, kind, metavar, help_text in SERVE_OPTIONS:
         command.add_argument(flag, type=kind, metavar=metavar, help=help_text)
 
 
@@ -320,9 +335,8 @@ def _serve(arguments: argparse.Namespace) -> None:
     from dae_hybrid.service.server import serve
     from dae_hybrid.service.settings import Settings
 
-    plain = ["host", "port", "workers", "queue", "store", "dask", "max_seconds", "max_outputs", "max_steps", "max_runs"]
-    given = {name: getattr(arguments, name) for name in plain}
-    given |= {name: _bytes(getattr(arguments, name)) for name in ("max_memory", "max_body")}
+    names = [flag[2:].replace("-", "_") for flag, *_ in SERVE_OPTIONS]
+    given = {name: getattr(arguments, name) for name in names if name != "token_file"}
     if arguments.token_file is not None:
         given["token"] = arguments.token_file.read_text(encoding="utf-8", errors="replace").strip()
     settings = Settings(**{name: value for name, value in given.items() if value is not None})
@@ -330,9 +344,3 @@ def _serve(arguments: argparse.Namespace) -> None:
     for model in models.values():  # finds wrong names before a process is started
         named_model(model.source)
     serve(settings, models)
-
-
-def _bytes(megabytes: float | None) -> int | None:
-    if megabytes is not None and not 0 < megabytes < math.inf:
-        raise UsageError(f"A size in MB must be a positive number, got {megabytes}.")
-    return None if megabytes is None else int(1e6 * megabytes)

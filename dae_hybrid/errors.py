@@ -205,6 +205,10 @@ class StoreError(EnsembleError):
     """A store of an ensemble belongs to another call, is damaged, or cannot be written."""
 
 
+class StoreMismatchError(StoreError):
+    """A store of an ensemble belongs to another call; the message says what differs."""
+
+
 class WorkerLostError(EnsembleError):
     """A worker process has ended while it ran a set of parameters."""
 

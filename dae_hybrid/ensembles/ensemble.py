@@ -22,7 +22,7 @@ from dae_hybrid.ensembles.results_store import MemoryArrays, ZarrArrays, store_p
 from dae_hybrid.ensembles.scheduling import Campaign, EnsembleProgress
 from dae_hybrid.ensembles.worker import Recipe
 from dae_hybrid.ensembles.workers import ExecutorLike, open_workers
-from dae_hybrid.errors import EnsembleError, OptionError, ParameterError, StoreError
+from dae_hybrid.errors import EnsembleError, OptionError, ParameterError, StoreError, StoreMismatchError
 from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.interface.batch import checked_table
 from dae_hybrid.interface.parameter_sets import ParameterTable
@@ -225,7 +225,7 @@ def _opened(path: Path, facts: dict[str, Any], given: Array) -> Ensemble | None:
     found = Ensemble._opened(path, is_read_only=not os.access(path, os.W_OK))
     different = differences(found._facts, facts) or _different_inputs(found, given)
     if different:
-        raise StoreError(
+        raise StoreMismatchError(
             f"The store {str(path)!r} belongs to another call: {'; '.join(different)}.",
             remedy="Pass another store=, or repeat the call to which this one belongs.",
         )

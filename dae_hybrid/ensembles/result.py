@@ -16,7 +16,7 @@ from dae_hybrid.ensembles.chunk_table import DONE, ChunkTable
 from dae_hybrid.ensembles.export import Source
 from dae_hybrid.ensembles.layout import ResultLayout, meaning
 from dae_hybrid.ensembles.results_store import ResultArrays, ZarrArrays, store_path
-from dae_hybrid.errors import DaeHybridError, NotKeptError, OptionError, StoreError
+from dae_hybrid.errors import DaeHybridError, NotKeptError, OptionError, StoreError, StoreMismatchError
 from dae_hybrid.interface.batch import narrow
 from dae_hybrid.interface.prepared_case import CheckedCall, Single
 from dae_hybrid.layout import Layout
@@ -159,7 +159,7 @@ class Ensemble:
         arrays = ZarrArrays(path / ARRAYS, is_read_only=is_read_only)
         written = arrays.facts.get("format")
         if written != FORMAT:
-            raise StoreError(
+            raise StoreMismatchError(
                 f"The store {str(path)!r} has format {written}, and this version of the library reads format {FORMAT}.",
                 remedy="Read it with the version that wrote it, or repeat the call with another store=.",
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -15,6 +16,7 @@ from dae_hybrid.fitting.experiment import Experiment
 from dae_hybrid.interface.batch import checked_table, variable_sizes
 from dae_hybrid.interface.parameter_sets import read_table
 from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.options import check_time_span
 from dae_hybrid.service.evaluation import at_path
 from dae_hybrid.service.job_requests import Design, Distribution, EnsembleBody, FitBody, JobBody
 from dae_hybrid.service.models import LoadedModel
@@ -26,6 +28,10 @@ ENTRIES = (
     "optimizer", "derivatives", "starts", "rtol", "atol", "max_step", "first_step", "max_steps", "max_order",
     "max_events", "method", "simultaneous",
 )  # fmt: skip
+
+
+#: limit that nothing exceeds
+ACCEPTED = 2**62
 
 
 class EnsembleCall(NamedTuple):
@@ -45,7 +51,7 @@ def ensemble_call(model: LoadedModel, body: EnsembleBody, settings: Settings) ->
         With the attribute `path`: the entry at fault, as a JSON pointer.
     """
     span = _span(model, body)
-    options: Any = _options(model, body, settings)
+    options: Any = _options(model, body)
     t_eval = _output_times(body, span, settings)
     call: dict[str, Any] = {
         "functional": body.functional, "gradient": body.gradient, "wrt": body.wrt, "t_eval": t_eval,
@@ -119,11 +125,16 @@ def fit_call(model: LoadedModel, body: FitBody, settings: Settings) -> tuple[lis
         With the attribute `path`: the entry at fault, as a JSON pointer.
     """
     system, size = model.system, 0
+    if body.t_span is not None:
+        try:
+            check_time_span(body.t_span)
+        except OptionError as error:
+            raise at_path(error, "/t_span") from None
     names = {*variable_sizes(system), *(signal.data.name for signal in system.signals)}
     experiments = []
     for i, own in enumerate(body.experiments):
         place = f"/experiments/{i}"
-        given = own.model_dump(exclude_none=True)
+        given = ({} if body.t_span is None else {"t_span": body.t_span}) | own.model_dump(exclude_none=True)
         for name in own.data:
             if name not in names:
                 _refuse(f"There is no variable {name!r}.", f"{place}/data/{_escaped(name)}", sorted(names))
@@ -145,6 +156,7 @@ def fit_call(model: LoadedModel, body: FitBody, settings: Settings) -> tuple[lis
     if size > settings.max_outputs:
         raise at_path(LimitError(f"The data have {size} values; at most {settings.max_outputs} are allowed."),
                       "/experiments")  # fmt: skip
+    _check_free(model, body)
     known = {*system.parameters.names, *system.parameters.labels()}
     for entry, wanted in (("free", body.free), ("local", body.local), ("bounds", body.bounds or {}),
                           ("priors", body.priors or {}), ("parameters", body.parameters)):  # fmt: skip
@@ -154,8 +166,24 @@ def fit_call(model: LoadedModel, body: FitBody, settings: Settings) -> tuple[lis
     entries = ("local", "bounds", "scale", "priors", "parameters", "loss", "f_scale", "optimizer", "derivatives",
                "starts", "seed")  # fmt: skip
     given = body.model_dump(include=set(entries), exclude_none=True)
-    options = _options(model, body, settings)
+    options = _options(model, body)
     return experiments, {"free": body.free, **given, **options, "workers": settings.workers}
+
+
+def _check_free(model: LoadedModel, body: FitBody) -> None:
+    """Check free parameters, their starts, bounds and scales."""
+    layout, names = model.system.parameters, list(body.free)
+    if len(set(names)) < len(names):
+        _refuse("A parameter is free twice.", "/free", ())
+    for name, start in body.free.items() if isinstance(body.free, dict) else ():
+        if name in layout and np.size(start) not in (1, layout[name].stop - layout[name].start):
+            _refuse(f"The start of {name!r} has {np.size(start)} values.", f"/free/{_escaped(name)}", ())
+    for name, (lower, upper) in (body.bounds or {}).items():
+        if lower is not None and upper is not None and not lower < upper:
+            _refuse(f"The bounds of {name!r} are reversed or equal.", f"/bounds/{_escaped(name)}", ())
+    for name in body.scale if isinstance(body.scale, dict) else ():
+        if name not in names:
+            _refuse(f"{name!r} is not free.", f"/scale/{_escaped(name)}", names)
 
 
 def _numbers(name: str, values: list[Any], place: str) -> Array:
@@ -174,10 +202,19 @@ def _span(model: LoadedModel, body: JobBody) -> list[float]:
     return list(span)
 
 
-def _options(model: LoadedModel, body: JobBody, settings: Settings) -> dict[str, Any]:
-    options = model.defaults | body.run_options()
-    options["max_steps"] = min(options.get("max_steps", settings.max_steps), settings.max_steps)
-    return options
+def resolved[T: JobBody](body: T, settings: Settings) -> T:
+    """Return a body with the limits of its runs, which a later server with other limits keeps."""
+    limit = settings.max_steps
+    return body.model_copy(update={"max_steps": limit if body.max_steps is None else min(body.max_steps, limit)})
+
+
+def without_limits(settings: Settings) -> Settings:
+    """Return settings for a job that has been accepted."""
+    return replace(settings, max_steps=ACCEPTED, max_runs=ACCEPTED, max_outputs=ACCEPTED)
+
+
+def _options(model: LoadedModel, body: JobBody) -> dict[str, Any]:
+    return model.defaults | body.run_options()
 
 
 def _output_times(body: EnsembleBody, span: list[float], settings: Settings) -> Array | None:

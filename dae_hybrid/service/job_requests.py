@@ -163,7 +163,7 @@ class FitBody(JobBody):
     """A fit by least squares; see `fit` of the library."""
 
     kind: Literal["fit"]
-    experiments: Annotated[list[ExperimentBody], Field(fail_fast=True)] = Field(min_length=1)
+    experiments: Annotated[list[ExperimentBody], Field(fail_fast=True)] = Field(min_length=1, max_length=1000)
     free: Annotated[
         Any,
         PlainValidator(lambda value: _free(value)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from itertools import chain
 from typing import Any, Protocol
 
 from fastapi import APIRouter
@@ -12,11 +13,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from dae_hybrid.errors import OptionError
 from dae_hybrid.service.bodies import checked, documented, requested_form, strict_json
 from dae_hybrid.service.encoding import JSON, MEDIA, json_bytes
 from dae_hybrid.service.job_requests import DesignBody, EnsembleBody, FitBody, body_class
 from dae_hybrid.service.job_results import result_parts
 from dae_hybrid.service.jobs import QUEUED, RUNNING, Job, Jobs
+from dae_hybrid.service.log import LOG
 from dae_hybrid.service.problem_details import RequestError
 
 #: interval between comments that keep a connection open, in seconds
@@ -90,11 +93,18 @@ def router(service: JobService) -> APIRouter:
         job, form = found(identifier), requested_form(request)
         if not job.has_ended:
             raise RequestError(409, f"The job is {job.state['status']}.", remedy=f"Wait: GET /v1/jobs/{job.id}/events.")
-        parts = await run_in_threadpool(result_parts, job, form)
-        if parts is None:
+        try:
+            parts = await run_in_threadpool(result_parts, job, form)
+            first = None if parts is None else await run_in_threadpool(next, parts, b"")
+        except OptionError:
+            raise
+        except Exception as error:
+            LOG.exception("the result of a job cannot be read", extra={"job": job.id})
+            raise RequestError(500, f"The result of the job {job.id} is damaged. The log has the reason.") from error
+        if parts is None or first is None:
             reason = job.state["message"] or f"it is {job.state['status']}"
             raise RequestError(409, f"The job has no result: {reason}")
-        return StreamingResponse(parts, media_type=MEDIA[form])
+        return StreamingResponse(chain([first], parts), media_type=MEDIA[form])
 
     @routes.delete("/{identifier}", summary="Cancel a job, or remove one that has ended")
     async def delete(identifier: str) -> Response:
@@ -176,6 +186,7 @@ async def _events(job: Job, jobs: Jobs, last: int) -> AsyncIterator[bytes]:
             while True:
                 try:
                     found, after = job.folder.events(offset)
+                    await asyncio.sleep(0)  # a long log is read in pieces
                 except FileNotFoundError:
                     return
                 if after == offset:

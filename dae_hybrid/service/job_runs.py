@@ -54,10 +54,12 @@ def run_ensemble(job: Report, body: EnsembleBody, model: LoadedModel, settings: 
 
     Raises
     ------
+    LimitError
+        It takes too much time; the results so far are kept.
     DaeHybridError
-        It cannot be completed.
+        It cannot be carried out.
     """
-    call = ensemble_call(model, body, settings)
+    call, end = ensemble_call(model, body, settings), time.monotonic() + settings.max_job_seconds
     cluster = settings.dask is not None
     with collected_warnings() as seen:
 
@@ -65,6 +67,8 @@ def run_ensemble(job: Report, body: EnsembleBody, model: LoadedModel, settings: 
             for _, text in list(seen):
                 job.warn(text)
             job.tell(**state._asdict())
+            if time.monotonic() > end:
+                raise StopIteration
 
         found = ensemble(
             model.system, call.span, executor=settings.dask if cluster else "processes",
@@ -76,6 +80,8 @@ def run_ensemble(job: Report, body: EnsembleBody, model: LoadedModel, settings: 
     if found.complete:
         counts = found.statistics
         job.tell(done=counts["done"], failed=counts["failed"], total=counts["runs"])
+    elif time.monotonic() > end and not job.cancellation.is_cancelled:
+        raise LimitError(f"The job takes more than {settings.max_job_seconds:g} s.", remedy="Submit fewer runs.")
     return found.complete
 
 

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from dae_hybrid.cancellation import Cancellation
 from dae_hybrid.ensembles.failures import report_of
-from dae_hybrid.errors import DaeHybridError, OverloadError
+from dae_hybrid.errors import DaeHybridError, EnsembleError, OverloadError, StoreError, StoreMismatchError
 from dae_hybrid.service.evaluation import loaded
-from dae_hybrid.service.job_calls import ensemble_call, fit_call
+from dae_hybrid.service.job_calls import ensemble_call, fit_call, resolved, without_limits
 from dae_hybrid.service.job_requests import EnsembleBody, FitBody, body_class
 from dae_hybrid.service.job_runs import run_ensemble, run_fit
 from dae_hybrid.service.job_store import REQUEST, STATUS, JobFolder, JobStore
@@ -31,6 +31,10 @@ ENDED = (DONE, FAILED, CANCELLED)
 INTERVAL, INTERVAL_SHARE = 0.25, 0.002
 #: seconds after which to ask again when no more jobs are taken
 RETRY_SECONDS = 60
+#: seconds before another attempt of a job that the server could not carry out
+PAUSE_SECONDS = 30.0
+#: warnings of a job that are kept
+MAX_WARNINGS = 20
 
 
 class Job:
@@ -100,17 +104,20 @@ class Job:
     def tell(self, **state: Any) -> None:
         """Report progress, at most four times per second."""
         shared = {name: state[name] for name in ("done", "failed", "total") if name in state}
-        self.state = self.state | shared
+        with self._lock:
+            self.state = self.state | shared
         now = time.monotonic()
         if now >= self._due:
             self._due = now + max(INTERVAL, INTERVAL_SHARE * (now - self._begin))
-            self.emit("progress", state)
+            with suppress(OSError):  # a full disk loses the event
+                self.emit("progress", state)
 
     def warn(self, text: str) -> None:
         """Report a warning, each text once."""
-        if text not in self._warnings:
+        if text not in self._warnings and len(self._warnings) < MAX_WARNINGS:
             self._warnings.add(text)
-            self.change(warnings=[*self.state["warnings"], text])
+            with suppress(OSError):
+                self.change(warnings=[*self.state["warnings"], text])
 
 
 class Jobs:
@@ -138,6 +145,7 @@ class Jobs:
         self.damaged: dict[str, str] = {}
         self.is_closing = False
         self._waiting: list[Job] = []
+        self._later: list[tuple[float, Job]] = []  # when to try again
         self._reserved = 0
         self._changed = Condition()  # its lock may be entered again
         self._loading = Lock()
@@ -156,7 +164,7 @@ class Jobs:
         for folder in self.store.folders():
             try:
                 self.jobs[folder.path.name] = self._restored(folder)
-            except (OSError, ValueError, KeyError, TypeError) as reason:
+            except Exception as reason:  # whatever a damaged file leads to
                 text = "its request is not valid" if isinstance(reason, ValidationError) else str(reason)
                 self.damaged[folder.path.name] = f"{type(reason).__name__}: {text}"
                 LOG.error(f"the folder of a job is damaged and left as it is: {text}", extra={"job": folder.path.name})
@@ -208,29 +216,35 @@ class Jobs:
                 error.retry_after = RETRY_SECONDS
                 raise error
             self._reserved += 1
+        body = resolved(body, self.settings)
         try:
-            total = self._checked(body)
+            total = self._checked(body, self.settings)
             with self._changed:
                 number = 1 + max((job.number for job in self.jobs.values()), default=0)
                 content = body.model_dump(mode="json", exclude_none=True)
                 state = _fresh_state(total)
                 job = Job(self.store.create({"number": number, "body": content}, state), number, body, state)
+                with suppress(OSError):
+                    job.emit("status", job.facts())
                 self.jobs[job.id] = job
-                job.emit("status", job.facts())
                 self._waiting.append(job)
                 self._changed.notify()
+        except StoreError as reason:
+            error = OverloadError(reason.message, remedy="The disk of the service may be full: try again later.")
+            error.retry_after = RETRY_SECONDS
+            raise error from reason
         finally:
             with self._changed:
                 self._reserved -= 1
         return job
 
-    def _checked(self, body: EnsembleBody | FitBody) -> int | None:
+    def _checked(self, body: EnsembleBody | FitBody, settings: Settings) -> int | None:
         """Check a call; return its number of runs, None for a fit."""
         model = self._loaded(body.model)
         if isinstance(body, FitBody):
-            fit_call(model, body, self.settings)
+            fit_call(model, body, settings)
             return None
-        return ensemble_call(model, body, self.settings).runs
+        return ensemble_call(model, body, settings).runs
 
     def _loaded(self, name: str) -> LoadedModel:
         with self._loading:
@@ -272,13 +286,31 @@ class Jobs:
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self.is_closing)
+                while not self.is_closing:
+                    pause = self._pause()
+                    if self._waiting:
+                        break
+                    self._changed.wait(pause)
                 if self.is_closing:
                     return
                 job = self._waiting.pop(0)
-                is_started = self._noted(job, status=RUNNING, started=job.state["started"] or time.time())
+                started = job.state["started"] or time.time()
+                is_started = self._noted(job, status=RUNNING, started=started, message=None)
             if is_started:
                 self._noted(job, **self._outcome(job))
+
+    def _pause(self) -> float | None:
+        """Let the jobs wait whose pause is over; return the time until the next one."""
+        now = time.monotonic()
+        due = [job for at, job in self._later if at <= now and job.state["status"] == QUEUED and not job.is_removed]
+        self._later = [(at, job) for at, job in self._later if at > now]
+        self._waiting += due
+        return max(0.0, min(at for at, _ in self._later) - now) if self._later else None
+
+    def _try_later(self, job: Job) -> None:
+        with self._changed:
+            self._later.append((time.monotonic() + PAUSE_SECONDS, job))
+            self._changed.notify()
 
     def _noted(self, job: Job, **state: Any) -> bool:
         """Change the state of a job, unless the disk fails: what is on disk then lets the next server continue."""
@@ -288,24 +320,40 @@ class Jobs:
                     job.change(**state)
         except OSError as reason:
             LOG.exception("the state of a job cannot be stored", extra={"job": job.id})
-            job.state = job.state | {"status": FAILED, "message": f"The job cannot be stored: {reason}."}
+            text = f"The state of the job cannot be stored ({reason.strerror}); the service tries again."
+            job.state = job.state | {"status": QUEUED, "message": text}
             job.notify()
+            self._try_later(job)
             return False
         return True
 
     def _outcome(self, job: Job) -> dict[str, Any]:
         """Carry out a job; return what changes, nothing if the next server is to continue."""
+        settings = without_limits(self.settings)
         try:
-            model = self._loaded(job.body.model)
+            self._checked(job.body, settings)
+        except DaeHybridError as error:  # it was valid when it was submitted: the model has changed
+            return self._kept(job, f"This server cannot carry out the job: {error.message}")
+        try:
             if isinstance(job.body, FitBody):
-                is_complete = run_fit(job, job.body, self.models[job.body.model], self.settings)
+                is_complete = run_fit(job, job.body, self.models[job.body.model], settings)
             else:
-                is_complete = run_ensemble(job, job.body, model, self.settings)
+                is_complete = run_ensemble(job, job.body, self._loaded(job.body.model), settings)
         except DaeHybridError as error:
             error.release()
             if self.is_closing:
                 return {}
-            return _failure(report_of(error))
+            if isinstance(error, StoreMismatchError):
+                return self._kept(job, f"This server cannot continue the job: {error.message}")
+            if (
+                isinstance(error, EnsembleError)
+                and not isinstance(error, StoreError)
+                and not isinstance(job.body, FitBody)
+            ):
+                self._try_later(job)
+                return self._kept(job, f"The job waits for another attempt: {error.message}")
+            LOG.warning(str(error), extra={"job": job.id})
+            return _failure(self._report(job, error))
         except Exception as error:
             LOG.exception("a job has failed unexpectedly", extra={"job": job.id})
             text = "The service has failed. The log has the reason, under the identifier of this job."
@@ -313,6 +361,21 @@ class Jobs:
         if is_complete:
             return {"status": DONE, "ended": time.time()}
         return {"status": CANCELLED, "ended": time.time()} if job.state["is_cancelled"] else {}
+
+    def _kept(self, job: Job, text: str) -> dict[str, Any]:
+        """The state of a job that waits, for another attempt or for the next server."""
+        LOG.warning(text, extra={"job": job.id})
+        return {"status": QUEUED, "message": self._without_paths(job, text)}
+
+    def _report(self, job: Job, error: DaeHybridError) -> dict[str, Any]:
+        texts = {name: own for name, own in report_of(error).items() if isinstance(own, str)}
+        return report_of(error) | {name: self._without_paths(job, text) for name, text in texts.items()}
+
+    def _without_paths(self, job: Job, text: str) -> str:
+        """A text for clients, who are not told where the store is."""
+        for path in (str(job.folder.path), str(self.store.path)):
+            text = text.replace(path, "the store")
+        return text
 
     # -- the end --------------------------------------------------------------------------------------------
 

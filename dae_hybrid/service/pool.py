@@ -21,6 +21,8 @@ from dae_hybrid.service.log import LOG
 LOOK_SECONDS = 0.05
 #: time that a cancelled run has to end by itself, in seconds
 CANCEL_SECONDS = 1.0
+#: time before a refusal: clients that try again at once would take the time of the workers
+REFUSAL_SECONDS = 0.25
 #: time before another attempt to start a worker, in seconds
 RESTART_SECONDS = 1.0
 #: share of the limit of memory above which an idle worker is replaced
@@ -109,6 +111,8 @@ class Pool:
         AbandonedError
             What `abandoned` returned has completed.
         """
+        if self.waiting >= self.queue:
+            await asyncio.sleep(REFUSAL_SECONDS)
         if self.waiting >= self.queue:
             error = OverloadError(f"{self.waiting} requests wait for {self.width} workers.", remedy="Try again later.")
             error.retry_after = max(1, round(self.waiting * self._typical_seconds / self.width))

@@ -52,7 +52,7 @@ class Settings:
     max_runs, max_values : int
         Number of runs of a job, and of numbers in its results.
     max_job_seconds : float
-        Computing time of a fit, in seconds.
+        Computing time of a job, in seconds.
 
     Raises
     ------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -213,7 +214,8 @@ def carry_out(
                 return json_bytes({"inputSizes": [len(own.indices)]}), []
             if action == "OutputSizes":
                 return json_bytes({"outputSizes": [own.size]}), []
-            found = _numbers(own, action, call, on_failure == "nan")
+            is_own_limit = config.get("max_steps", math.inf) > limits.max_steps
+            found = _numbers(own, action, call, on_failure == "nan", is_own_limit)
             content: Any = {"output": [found] if action == "Evaluate" else found}
             texts = [str(warning.message) for warning in seen]
             # the protocol has no number that does not exist: its Python client reads the literal NaN
@@ -229,7 +231,10 @@ def _with_nan(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, default=np.ndarray.tolist).encode()
 
 
-def _numbers(own: FunctionalMap | TimesMap, action: str, call: Mapping[str, Any], is_nan_legal: bool) -> Array:
+def _numbers(
+    own: FunctionalMap | TimesMap, action: str, call: Mapping[str, Any], is_nan_legal: bool, is_own_limit: bool
+) -> Array:
+    """Carry out an action; `is_own_limit` if the limit of steps is that of the service, whose excess is no failure."""
     n = len(own.indices)
     p = own.nominal.copy()
     p[own.indices] = _block(call["input"][0], n, "/input/0")
@@ -248,10 +253,8 @@ def _numbers(own: FunctionalMap | TimesMap, action: str, call: Mapping[str, Any]
         if not np.isfinite(found).all():
             raise NonFiniteError(f"{action}: entry {np.argmin(np.isfinite(found))} of the output is not finite.")
         return np.ascontiguousarray(found)
-    except StepLimitError:  # may be the limit of the service
-        raise
     except FAILURES as error:
-        if not is_nan_legal:
+        if not is_nan_legal or (isinstance(error, StepLimitError) and is_own_limit):
             raise
         error.release()
         return np.full(size, np.nan)

@@ -430,7 +430,7 @@ def test_a_wrong_start_is_told_without_a_traceback(
     given = [str(tmp_path / "TOKEN") if text == "TOKEN" else text for text in arguments]
     assert main(["serve", *given]) == code
     text = capsys.readouterr().err
-    assert words in text.rpartition("dae-hybrid: ")[2]
+    assert words in text.rpartition("dae-hybrid")[2]
     assert "Traceback" not in text
 
 

@@ -23,6 +23,7 @@ from dae_hybrid.errors import LimitError, OverloadError
 from dae_hybrid.service import job_results, job_routes
 from dae_hybrid.service.job_requests import body_class
 from dae_hybrid.service.job_results import result_parts
+from dae_hybrid.service.job_store import JobFolder
 from dae_hybrid.service.jobs import Job, Jobs
 from dae_hybrid.service.models import served_models
 from dae_hybrid.service.settings import Settings
@@ -317,6 +318,7 @@ def test_a_damaged_store_of_runs_fails_its_job_only(tmp_path: Path) -> None:
     with engine(tmp_path) as jobs:
         failed = ended(jobs.jobs[job.id], "failed")
         assert failed.state["error"]["kind"] == "StoreError"
+        assert str(tmp_path) not in json.dumps(failed.facts())
         ended(submit(jobs, sets(K[:2])))
 
 
@@ -330,8 +332,9 @@ def test_a_job_waits_for_its_model(tmp_path: Path) -> None:
         assert "'decay'" in jobs.jobs[job.id].state["message"]
         assert not jobs.n_waiting
     with engine(tmp_path, "decay=service:grazing") as jobs:
-        failed = ended(jobs.jobs[job.id], "failed")
-        assert failed.state["error"]["kind"] in ("StoreError", "ParameterError")
+        waiting = jobs.jobs[job.id]
+        until(lambda: "cannot carry out the job" in (waiting.state["message"] or ""))
+        assert waiting.state["status"] == "queued"
 
 
 def test_a_temporary_store_is_removed() -> None:
@@ -496,3 +499,97 @@ def test_progress_is_told_at_most_four_times_per_second(tmp_path: Path) -> None:
         assert waiting.facts()["done"] == 1
         for job in list(jobs.jobs.values()):
             jobs.cancel(job)
+
+
+# -- what the server cannot do is no failure of a job --------------------------------------------------------
+
+
+def test_limits_are_those_at_the_submission(tmp_path: Path) -> None:
+    with engine(tmp_path, max_steps=10**12) as jobs:
+        first = submit(jobs, sets())
+        until(lambda: first.state["done"])
+    with engine(tmp_path, max_steps=10, max_runs=1, max_outputs=1) as jobs:
+        found = result(ended(jobs.jobs[first.id]))
+    assert found["complete"] is True
+    assert found["failures"] == []
+
+
+def test_a_job_waits_for_the_model_that_it_was_submitted_for(tmp_path: Path) -> None:
+    with engine(tmp_path) as jobs:
+        identifier = submit(jobs, sets()).id
+        until(lambda: jobs.jobs[identifier].state["done"])
+    with engine(tmp_path, "decay=em_hysteresis") as jobs:
+        job = jobs.jobs[identifier]
+        until(lambda: "cannot carry out the job" in (job.state["message"] or ""))
+        assert job.state["status"] == "queued"
+    with engine(tmp_path) as jobs:
+        assert result(ended(jobs.jobs[identifier]))["complete"] is True
+
+
+def test_a_job_waits_for_its_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dae_hybrid.ensembles.workers.SCHEDULER_SECONDS", 0.5)
+    monkeypatch.setattr("dae_hybrid.service.jobs.PAUSE_SECONDS", 0.2)
+    with engine(tmp_path, dask="tcp://127.0.0.1:9") as jobs:
+        job = submit(jobs, sets())
+        until(lambda: "waits for another attempt" in (job.state["message"] or ""))
+        assert job.state["status"] == "queued"
+        until(lambda: job.state["status"] == "running")
+        jobs.cancel(job)
+        until(lambda: job.has_ended)
+        assert job.state["status"] == "cancelled"
+
+
+def test_a_full_disk_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dae_hybrid.service.jobs.PAUSE_SECONDS", 0.2)
+    write, is_full = JobFolder.write, True
+
+    def full(folder: JobFolder, name: str, content: Any) -> None:
+        if is_full and (name == "request.json" or content.get("status") == "running"):
+            raise OSError(28, "No space left on device")
+        write(folder, name, content)
+
+    with engine(tmp_path) as jobs:
+        monkeypatch.setattr(JobFolder, "write", full)
+        with pytest.raises(OverloadError, match="No space left"):
+            submit(jobs, sets())
+        assert not jobs.jobs
+        is_full = False
+        job = submit(jobs, sets(K[:2]))
+        ended(job)
+        assert result(job)["complete"] is True
+
+
+def test_an_event_of_another_form_damages_its_job_only(tmp_path: Path) -> None:
+    with engine(tmp_path) as jobs:
+        identifier = ended(submit(jobs, sets(K[:2]))).id
+    log = tmp_path / identifier / "events.jsonl"
+    log.write_bytes(log.read_bytes() + b'{"event":"status","data":null}\n')
+    with engine(tmp_path) as jobs:
+        assert list(jobs.damaged) == [identifier]
+        ended(submit(jobs, sets(K[:2])))
+
+
+def test_a_job_ends_at_its_limit_of_time(tmp_path: Path) -> None:
+    with engine(tmp_path, max_job_seconds=3.0) as jobs:
+        job = submit(jobs, {**sets(np.linspace(0.5, 2, 2000)), "max_step": 1e-5})
+        ended(job, "failed")
+        assert job.state["error"]["kind"] == "LimitError"
+        assert 0 < job.state["done"] < 2000
+
+
+def test_the_interval_of_a_fit_is_that_of_its_experiments(tmp_path: Path) -> None:
+    with engine(tmp_path) as jobs:
+        late = result(ended(submit(jobs, {**FIT, "t_span": [0.5, 2.5]})))["estimates"]
+        own = {**FIT["experiments"][0], "t_span": [0.5, 2.5]}
+        assert late == result(ended(submit(jobs, {**FIT, "experiments": [own]})))["estimates"]
+        assert late != result(ended(submit(jobs, FIT)))["estimates"]
+        for change, path in (
+            ({"t_span": [5, 1]}, "/t_span"),
+            ({"free": ["k", "k"]}, "/free"),
+            ({"free": {"k": [1.0, 2.0, 3.0]}}, "/free/k"),
+            ({"bounds": {"k": [2.0, 1.0]}}, "/bounds/k"),
+            ({"scale": {"nope": "log"}}, "/scale/nope"),
+        ):
+            with pytest.raises(dh.DaeHybridError) as caught:
+                submit(jobs, {**FIT, **change})
+            assert caught.value.__dict__["path"] == path
