@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from numpy.typing import ArrayLike
 
 from dae_hybrid.client.jobs import Job, submitted
-from dae_hybrid.client.model import RemoteModel, plain
+from dae_hybrid.client.model import NOT_FOUND, RemoteModel, plain
+from dae_hybrid.client.results import decoded
 from dae_hybrid.client.transport import Transport
 from dae_hybrid.errors import OptionError, ServiceError
 from dae_hybrid.interface.gradient_check import GradientCheck
@@ -150,11 +152,19 @@ class Client(Mapping[str, RemoteModel]):
         self, kind: str, model: str | RemoteModel, t_span: Sequence[float] | None, entries: Mapping[str, Any]
     ) -> Job:
         body = {"kind": kind, "model": self._model(model).name, "t_span": t_span, **entries}
-        return submitted(self._transport, {name: plain(value) for name, value in body.items() if value is not None})
+        content = {name: plain(value) for name, value in body.items() if value is not None}
+        try:
+            json.dumps(content, allow_nan=False)
+        except (TypeError, ValueError) as reason:
+            raise OptionError(
+                f"The job cannot be sent: {reason}.", remedy="Pass numbers, text, lists, arrays and mappings."
+            ) from None
+        return submitted(self._transport, content)
 
     def jobs(self) -> tuple[Job, ...]:
         """The jobs of the service, in order of submission."""
-        return tuple(Job(self._transport, own["id"]) for own in self._transport.json("/v1/jobs")["jobs"])
+        listed = self._transport.json("/v1/jobs")
+        return decoded(lambda: tuple(Job(self._transport, own["id"]) for own in listed["jobs"]))
 
     def job(self, identifier: str) -> Job:
         """A job by its identifier.
@@ -164,10 +174,16 @@ class Client(Mapping[str, RemoteModel]):
         OptionError
             There is none.
         """
-        for found in self.jobs():
-            if found.id == identifier:
-                return found
-        raise OptionError(f"The service has no job {identifier!r}.")
+        try:
+            found = Job(self._transport, identifier)
+            _ = found.status
+        except ValueError:
+            raise OptionError(f"{identifier!r} is no identifier of a job.") from None
+        except ServiceError as error:
+            if error.__dict__.get("status") != NOT_FOUND:
+                raise
+            raise OptionError(f"The service has no job {identifier!r}.") from None
+        return found
 
 
 def connect(url: str, *, token: str | None = None, timeout: float = 120.0) -> Client:
@@ -180,7 +196,7 @@ def connect(url: str, *, token: str | None = None, timeout: float = 120.0) -> Cl
     token : str, optional
         Token of the service, if it wants one.
     timeout : float
-        Longest wait for an answer, in seconds.
+        Longest time until an answer is complete, in seconds; streams of events last longer.
 
     Returns
     -------

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from io import StringIO
 from typing import Any, NamedTuple
 
+from dae_hybrid.client.results import decoded
 from dae_hybrid.client.transport import Transport
 from dae_hybrid.client.typed_errors import error_of
 from dae_hybrid.errors import OptionError, ServiceError
@@ -17,6 +19,8 @@ from dae_hybrid.trajectory.datasets import optional
 
 #: states in which a job has ended
 ENDED = ("done", "failed", "cancelled")
+#: identifiers of jobs, which become part of an address
+IDENTIFIER = re.compile(r"[0-9a-f]{32}")
 #: attempts to follow the events of a job again, without a new one in between, and the pause before each in seconds
 RECONNECTIONS, PAUSE = 5, 1.0
 
@@ -37,6 +41,8 @@ class Job:
     """
 
     def __init__(self, transport: Transport, identifier: str) -> None:
+        if not isinstance(identifier, str) or not IDENTIFIER.fullmatch(identifier):
+            raise ValueError(f"{identifier!r} is no identifier of a job")
         self.id = identifier
         self._transport, self._path = transport, f"/v1/jobs/{identifier}"
 
@@ -74,9 +80,10 @@ class Job:
                     yield event
                 if self.status in ENDED and not self._is_behind(last):
                     return
-            except ServiceError:
+            except ServiceError as error:
                 failures += 1
-                if failures > RECONNECTIONS or self._transport.is_closed:
+                is_refused = "status" in error.__dict__  # by the service, which would do it again
+                if is_refused or failures > RECONNECTIONS or self._transport.is_closed:
                     raise
             time.sleep(PAUSE)
 
@@ -103,8 +110,8 @@ class Job:
                 progress(event)
         found = self.state
         if found["status"] == "failed":
-            report = found.get("error") or {}
-            raise error_of({"detail": found.get("message")} | report, 500)
+            report = found.get("error")
+            raise error_of({"detail": found.get("message")} | (report if isinstance(report, dict) else {}), 500)
         return found
 
     def cancel(self) -> dict[str, Any]:
@@ -139,9 +146,13 @@ class Job:
         """Return the result as a pandas DataFrame, one row per run of an ensemble. Needs pandas (extra ``[data]``)."""
         pandas = optional("pandas", "to_dataframe()")
         text = self._transport.text(f"{self._path}/result", accept="text/csv")
-        heading, *rows = csv.reader(StringIO(text, newline=""))
         # pandas' own reader does not restore every digit by default
-        return pandas.DataFrame({name: _column([row[i] for row in rows]) for i, name in enumerate(heading)})
+        return pandas.DataFrame(decoded(_table, text))
+
+
+def _table(text: str) -> dict[str, list[Any]]:
+    heading, *rows = csv.reader(StringIO(text, newline=""))
+    return {name: _column([row[i] for row in rows]) for i, name in enumerate(heading)}
 
 
 def _column(texts: list[str]) -> list[Any]:
@@ -175,7 +186,5 @@ def submitted(transport: Transport, body: Mapping[str, Any]) -> Job:
     OverloadError
         There are too many jobs.
     """
-    identifier = transport.json("/v1/jobs", body).get("id")
-    if not isinstance(identifier, str) or not identifier.isalnum():
-        raise ServiceError(f"{transport.url} does not answer as a service of dae_hybrid: no identifier of a job.")
-    return Job(transport, identifier)
+    answer = transport.json("/v1/jobs", body)
+    return decoded(lambda: Job(transport, answer["id"]))

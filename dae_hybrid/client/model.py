@@ -20,7 +20,7 @@ from dae_hybrid.client.results import (
 )
 from dae_hybrid.client.transport import Transport
 from dae_hybrid.client.typed_errors import warn
-from dae_hybrid.errors import ParameterError, ServiceError, UnsupportedError
+from dae_hybrid.errors import ModelFileError, ParameterError, ServiceError, UnsupportedError
 from dae_hybrid.interface.gradient_check import GradientCheck
 from dae_hybrid.interface.runs import Parameters
 from dae_hybrid.numerics.arrays import scalar
@@ -61,7 +61,11 @@ class RemoteModel:
     @cached_property
     def description(self) -> Mapping[str, Any]:
         """What the service says about the model: parameters, variables, modes, transitions, functionals, limits."""
-        return self._transport.json(f"/v1/models/{self.name}")
+        found = self._transport.json(f"/v1/models/{self.name}")
+        decoded(_described, found)
+        if not {"title", "t_span", "rtol", "atol", "parameters"} <= set(found):
+            raise ServiceError(f"The service does not describe the model {self.name!r} as expected.")
+        return found
 
     @property
     def title(self) -> str:
@@ -105,7 +109,10 @@ class RemoteModel:
             if reason.__dict__.get("status") != NOT_FOUND:
                 raise
             raise UnsupportedError(reason.message, remedy=REMEDY.format(self.name)) from reason
-        return HybridModel.from_text(text, "json")
+        try:
+            return HybridModel.from_text(text, "json")
+        except ModelFileError as reason:
+            raise ServiceError(f"The service does not send a model file of {self.name!r}: {reason.message}") from reason
 
     @property
     def system(self) -> HybridSystem:
@@ -247,7 +254,11 @@ def plain(value: Any) -> Any:
         return {str(name): plain(own) for name, own in value.items()}
     if isinstance(value, list | tuple):
         return [plain(own) for own in value]
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    if hasattr(value, "to_numpy"):  # of pandas and xarray
+        return plain(value.to_numpy())
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    return None if isinstance(value, float) and np.isnan(value) else value
 
 
 def _shape(system: HybridSystem) -> tuple[Any, ...]:

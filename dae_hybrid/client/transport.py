@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 from dae_hybrid.client.typed_errors import error_of
 from dae_hybrid.errors import DaeHybridError, OptionError, OverloadError, ServiceError
+from dae_hybrid.service.settings import is_loopback
 from dae_hybrid.trajectory.datasets import optional
 
 JSON = "application/json"
@@ -24,6 +25,10 @@ ATTEMPTS = 4
 LONGEST_PAUSE = 30.0
 #: longest time to open a connection, in seconds
 CONNECT_SECONDS = 10.0
+#: size of an answer
+MAX_BYTES = 1_000_000_000
+#: longest silence of a stream of events, in seconds; the service sends comments more often
+STREAM_SECONDS = 60.0
 #: characters of an unexpected answer that a message shows
 SHOWN = 200
 
@@ -38,7 +43,7 @@ class Transport:
     token : str or None
         Token, sent with every request.
     timeout : float
-        Longest wait for an answer, in seconds.
+        Longest time until an answer is complete, in seconds.
 
     Raises
     ------
@@ -51,6 +56,11 @@ class Transport:
     def __init__(self, url: str, token: str | None, timeout: float) -> None:
         if not isinstance(url, str) or urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
             raise OptionError(f"The address of a service is http://HOST:PORT or https://HOST, got {url!r}.")
+        parts = urlsplit(url)
+        if parts.username is not None or parts.password is not None:
+            raise OptionError(
+                "The address of a service must not have a user name or a password.", remedy="Pass token=."
+            )
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
             raise OptionError(f"timeout must be a positive number of seconds, got {timeout!r}.")
         if token is not None and not (isinstance(token, str) and token.isascii() and token.isprintable() and token):
@@ -61,7 +71,8 @@ class Transport:
         self._lock = Lock()
         self._client = self._httpx.Client(
             base_url=self.url,
-            headers={} if token is None else {"Authorization": f"Bearer {token}"},
+            headers={"Accept-Encoding": "identity"} | ({} if token is None else {"Authorization": f"Bearer {token}"}),
+            trust_env=not is_loopback(str(parts.hostname)),  # a proxy would receive the token of this machine
             timeout=self._httpx.Timeout(timeout, connect=min(CONNECT_SECONDS, timeout)),
         )
 
@@ -99,8 +110,9 @@ class Transport:
         """Yield the lines of an answer as they come."""
         with self._failures():
             request = self._client.build_request(
-                "GET", path, headers={**headers, "Accept": "text/event-stream"}, extensions={"trace": self._trace}
-            )
+                "GET", path, headers={**headers, "Accept": "text/event-stream"}, extensions={"trace": self._trace},
+                timeout=self._httpx.Timeout(max(self.timeout, STREAM_SECONDS), connect=CONNECT_SECONDS),
+            )  # fmt: skip
             answer = self._client.send(request, stream=True)
             try:
                 if answer.status_code not in GOOD:
@@ -113,10 +125,11 @@ class Transport:
     def _answer(self, path: str, body: Mapping[str, Any] | None, method: str | None, headers: Mapping[str, str]) -> Any:
         for attempt in range(ATTEMPTS):
             with self._failures():
-                answer = self._client.request(
+                request = self._client.build_request(
                     method or ("GET" if body is None else "POST"), path, json=body, headers=headers,
                     extensions={"trace": self._trace},
                 )  # fmt: skip
+                answer = self._read(request)
             if answer.status_code != 503:
                 break
             if attempt + 1 < ATTEMPTS:
@@ -124,6 +137,24 @@ class Transport:
         if answer.status_code in GOOD:
             return answer
         raise self._error(answer)
+
+    def _read(self, request: Any) -> Any:
+        """Send a request and read its answer, of limited size and in limited time."""
+        httpx, end, content, size = self._httpx, time.monotonic() + self.timeout, [], 0
+        answer = self._client.send(request, stream=True)
+        try:
+            for piece in answer.iter_raw():
+                content.append(piece)
+                size += len(piece)
+                if size > MAX_BYTES:
+                    raise ServiceError(f"The answer of {self.url} has more than {MAX_BYTES / 1e6:.0f} MB.")
+                if time.monotonic() > end:
+                    raise httpx.ReadTimeout("the answer is too slow", request=request)
+        finally:
+            answer.close()
+        if answer.headers.get("content-encoding", "identity") != "identity":
+            raise ServiceError(f"{self.url} answers in an encoding that was not asked for.")
+        return httpx.Response(answer.status_code, headers=answer.headers, content=b"".join(content), request=request)
 
     def _error(self, answer: Any) -> DaeHybridError:
         """The typed error of an answer."""

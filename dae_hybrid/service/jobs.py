@@ -350,6 +350,8 @@ class Jobs:
                 and not isinstance(error, StoreError)
                 and not isinstance(job.body, FitBody)
             ):
+                if job.state["is_cancelled"]:
+                    return {"status": CANCELLED, "ended": time.time()}
                 self._try_later(job)
                 return self._kept(job, f"The job waits for another attempt: {error.message}")
             LOG.warning(str(error), extra={"job": job.id})

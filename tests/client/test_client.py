@@ -432,3 +432,15 @@ def test_an_answer_of_another_form_is_a_service_error(remote: dhc.Client, monkey
         monkeypatch.setattr(model, "_ask", lambda *_, name=name, wrong=wrong: answer | {name: wrong})
         with pytest.raises(ServiceError, match="expected form"):
             model.simulate((0, 1))
+
+
+def test_a_password_in_the_address_and_slow_or_large_answers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(dh.OptionError, match="password"):
+        dhc.connect("http://user:secret@127.0.0.1:8000")
+    with running("service:decay") as service:
+        monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+        remote = dhc.connect(service.url)  # not through the proxy
+        monkeypatch.setattr("dae_hybrid.client.transport.MAX_BYTES", 1000)
+        with pytest.raises(dh.ServiceError, match="more than"):
+            remote.simulate("decay", (0, 1), t_eval=np.linspace(0, 1, 1000))
+        remote.close()

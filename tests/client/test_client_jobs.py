@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import pandas as pd
 import pytest
 from service import RunningService, decay, running
 
@@ -69,3 +70,29 @@ def test_a_fit(remote: dhc.Client) -> None:
     job = remote.submit_fit("decay", (0, 3), experiments=[experiment], free=["k"], rtol=1e-9)
     job.wait()
     assert job.result()["estimates"] == pytest.approx([0.9], rel=1e-6)
+
+
+def test_missing_values_and_labelled_arrays_are_sent(remote: dhc.Client) -> None:
+    t, y = [0.5, 1.0, 1.5, 2.0], [1.28, np.nan, 0.53, 0.33]
+    given = {"free": ["k"], "t_span": (0, 2)}
+    job = remote.submit_fit("decay", experiments=[{"t": t, "data": {"y": y}}], **given)
+    job.wait()
+    shorter = [{"t": [0.5, 1.5, 2.0], "data": {"y": [1.28, 0.53, 0.33]}}]
+    other = remote.submit_fit("decay", experiments=shorter, **given)
+    other.wait()
+    np.testing.assert_allclose(job.result()["estimates"], other.result()["estimates"], rtol=1e-6)
+    series = pd.Series([0.5, 0.6])
+    found = remote.submit_ensemble("decay", (0, 1), parameters={"k": series})
+    found.wait()
+    assert found.result()["parameters"]["k"] == [0.5, 0.6]
+    with pytest.raises(dh.DaeHybridError, match=r"finite|number|not valid"):
+        remote.submit_ensemble("decay", (0, 1), parameters={"k": [0.5, np.nan]})
+    with pytest.raises(dh.OptionError, match="cannot be sent"):
+        remote.submit_ensemble("decay", (0, 1), parameters={"k": object()})
+    assert remote.job(found.id).status == "done"
+    for wrong in ("0" * 32, "../models/decay"):
+        with pytest.raises(dh.OptionError):
+            remote.job(wrong)
+    found.remove()
+    with pytest.raises(dh.ServiceError, match="no such job"):
+        next(found.events())
