@@ -112,7 +112,11 @@ def router(service: JobService) -> APIRouter:
         if job.has_ended:
             await run_in_threadpool(service.jobs.remove, job)
             return Response(status_code=204)
-        await run_in_threadpool(service.jobs.cancel, job)
+        try:
+            await run_in_threadpool(service.jobs.cancel, job)
+        except OSError as reason:
+            text = f"The cancellation cannot be stored: {reason.strerror}."
+            raise RequestError(503, text, headers={"Retry-After": "60"}) from reason
         await _ended(job)
         return _answer(job, service.jobs, 200 if job.has_ended else 202)
 

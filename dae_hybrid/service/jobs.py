@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -33,6 +34,10 @@ INTERVAL, INTERVAL_SHARE = 0.25, 0.002
 RETRY_SECONDS = 60
 #: seconds before another attempt of a job that the server could not carry out
 PAUSE_SECONDS = 30.0
+#: attempts of a job that the server could not carry out
+MAX_ATTEMPTS = 120
+#: errors of a disk that is full or cannot be written to
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 #: warnings of a job that are kept
 MAX_WARNINGS = 20
 
@@ -48,11 +53,19 @@ class Job:
     body : EnsembleBody or FitBody
     state : dict
         Status, numbers of runs, times and error; what ``status.json`` has.
+    digest : str or None
+        Digest of the model at the submission of a fit; the store of an ensemble has its own identity.
+    attempts : int
+        Attempts of this server that failed for a reason outside the job.
     cancellation : Cancellation
         Stops the job, on behalf of a client or because the server ends.
     """
 
-    def __init__(self, folder: JobFolder, number: int, body: EnsembleBody | FitBody, state: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: JobFolder, number: int, body: EnsembleBody | FitBody, state: dict[str, Any],
+        digest: str | None = None,
+    ) -> None:  # fmt: skip
+        self.digest, self.attempts = digest, 0
         self.id, self.folder, self.number, self.body, self.state = folder.path.name, folder, number, body, state
         self.cancellation = Cancellation()
         self.is_removed = False
@@ -166,13 +179,15 @@ class Jobs:
                 self.jobs[folder.path.name] = self._restored(folder)
             except Exception as reason:  # whatever a damaged file leads to
                 text = "its request is not valid" if isinstance(reason, ValidationError) else str(reason)
+                if isinstance(reason, OSError):  # has a path, which is not for clients
+                    text = str(reason.strerror)
                 self.damaged[folder.path.name] = f"{type(reason).__name__}: {text}"
                 LOG.error(f"the folder of a job is damaged and left as it is: {text}", extra={"job": folder.path.name})
         for job in sorted(self.jobs.values(), key=lambda job: job.number):
             if job.has_ended:
                 continue
             if job.state["is_cancelled"]:
-                job.change(status=CANCELLED, ended=time.time())
+                self._noted(job, status=CANCELLED, ended=time.time())
             elif job.body.model not in self.models:
                 job.state |= {
                     "status": QUEUED,
@@ -188,11 +203,12 @@ class Jobs:
         if state["status"] not in (QUEUED, RUNNING, *ENDED) or not isinstance(request["number"], int):
             raise ValueError(f"unknown status {state['status']!r}")
         last = folder.mend_events()
-        job = Job(folder, request["number"], body, _fresh_state(0) | state)
+        job = Job(folder, request["number"], body, _fresh_state(0) | state, request.get("model"))
         if last is not None and last["event"] == "progress":
             job.state |= {name: last["data"][name] for name in ("done", "failed", "total") if name in last["data"]}
         if job.has_ended and (last is None or last["data"].get("status") != job.state["status"]):
-            job.emit("status", job.facts())  # the server was killed between both
+            with suppress(OSError):
+                job.emit("status", job.facts())  # the server was killed between both
         return job
 
     # -- requests -------------------------------------------------------------------------------------------
@@ -223,7 +239,9 @@ class Jobs:
                 number = 1 + max((job.number for job in self.jobs.values()), default=0)
                 content = body.model_dump(mode="json", exclude_none=True)
                 state = _fresh_state(total)
-                job = Job(self.store.create({"number": number, "body": content}, state), number, body, state)
+                digest = self._loaded(body.model).digest if isinstance(body, FitBody) else None
+                request = {"number": number, "body": content, "model": digest}
+                job = Job(self.store.create(request, state), number, body, state, digest)
                 with suppress(OSError):
                     job.emit("status", job.facts())
                 self.jobs[job.id] = job
@@ -256,9 +274,9 @@ class Jobs:
             if job.has_ended:
                 return
             if job in self._waiting or job.state["status"] == QUEUED:
+                job.change(status=CANCELLED, is_cancelled=True, ended=time.time())
                 if job in self._waiting:
                     self._waiting.remove(job)
-                job.change(status=CANCELLED, is_cancelled=True, ended=time.time())
                 return
             job.change(is_cancelled=True)
             job.cancellation.cancel()
@@ -329,33 +347,10 @@ class Jobs:
 
     def _outcome(self, job: Job) -> dict[str, Any]:
         """Carry out a job; return what changes, nothing if the next server is to continue."""
-        settings = without_limits(self.settings)
         try:
-            self._checked(job.body, settings)
-        except DaeHybridError as error:  # it was valid when it was submitted: the model has changed
-            return self._kept(job, f"This server cannot carry out the job: {error.message}")
-        try:
-            if isinstance(job.body, FitBody):
-                is_complete = run_fit(job, job.body, self.models[job.body.model], settings)
-            else:
-                is_complete = run_ensemble(job, job.body, self._loaded(job.body.model), settings)
-        except DaeHybridError as error:
-            error.release()
-            if self.is_closing:
-                return {}
-            if isinstance(error, StoreMismatchError):
-                return self._kept(job, f"This server cannot continue the job: {error.message}")
-            if (
-                isinstance(error, EnsembleError)
-                and not isinstance(error, StoreError)
-                and not isinstance(job.body, FitBody)
-            ):
-                if job.state["is_cancelled"]:
-                    return {"status": CANCELLED, "ended": time.time()}
-                self._try_later(job)
-                return self._kept(job, f"The job waits for another attempt: {error.message}")
-            LOG.warning(str(error), extra={"job": job.id})
-            return _failure(self._report(job, error))
+            is_complete = self._carried_out(job)
+        except (DaeHybridError, OSError) as error:
+            return self._after(job, error)
         except Exception as error:
             LOG.exception("a job has failed unexpectedly", extra={"job": job.id})
             text = "The service has failed. The log has the reason, under the identifier of this job."
@@ -364,12 +359,54 @@ class Jobs:
             return {"status": DONE, "ended": time.time()}
         return {"status": CANCELLED, "ended": time.time()} if job.state["is_cancelled"] else {}
 
+    def _carried_out(self, job: Job) -> bool:
+        """Carry out a job that was valid when it was submitted; return whether it is complete.
+
+        Raises
+        ------
+        StoreMismatchError
+            The model is another one now.
+        """
+        settings = without_limits(self.settings)
+        try:
+            self._checked(job.body, settings)
+        except DaeHybridError as error:
+            raise StoreMismatchError(error.message) from error
+        model = self._loaded(job.body.model)
+        if isinstance(job.body, FitBody):
+            if job.digest is not None and job.digest != model.digest:
+                raise StoreMismatchError(f"The model {model.name!r} is another one than at the submission.")
+            return run_fit(job, job.body, self.models[job.body.model], settings)
+        return run_ensemble(job, job.body, model, settings)
+
+    def _after(self, job: Job, error: DaeHybridError | OSError) -> dict[str, Any]:
+        """What changes after an error: what this server cannot do now is no failure of the job."""
+        text = error.message if isinstance(error, DaeHybridError) else str(error.strerror)
+        if isinstance(error, DaeHybridError):
+            error.release()
+        if self.is_closing:
+            return {}
+        if job.state["is_cancelled"]:
+            return {"status": CANCELLED, "ended": time.time()}
+        if isinstance(error, StoreMismatchError):
+            return self._kept(job, f"This server cannot carry out the job: {text}")
+        reason = error if isinstance(error, OSError) else error.__cause__
+        is_disk = isinstance(reason, OSError) and reason.errno in DISK
+        is_workers = isinstance(error, EnsembleError) and not isinstance(error, StoreError)
+        if is_disk or (is_workers and not isinstance(job.body, FitBody)):
+            job.attempts += 1
+            if job.attempts < MAX_ATTEMPTS:
+                self._try_later(job)
+                return self._kept(job, f"The job waits for another attempt: {text}")
+        LOG.warning(f"a job has failed: {error}", extra={"job": job.id})
+        return _failure(self._report(job, error))
+
     def _kept(self, job: Job, text: str) -> dict[str, Any]:
         """The state of a job that waits, for another attempt or for the next server."""
         LOG.warning(text, extra={"job": job.id})
         return {"status": QUEUED, "message": self._without_paths(job, text)}
 
-    def _report(self, job: Job, error: DaeHybridError) -> dict[str, Any]:
+    def _report(self, job: Job, error: Exception) -> dict[str, Any]:
         texts = {name: own for name, own in report_of(error).items() if isinstance(own, str)}
         return report_of(error) | {name: self._without_paths(job, text) for name, text in texts.items()}
 

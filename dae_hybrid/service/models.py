@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
@@ -91,6 +94,12 @@ class LoadedModel:
             "functionals": [{"name": name, "size": size} for name, size in system.functionals.blocks],
             "python": self.source.python(),
         }
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the description and the model file."""
+        content = json.dumps([self.describe(), self.file()], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def file(self) -> str | None:
         """The model file as JSON, None for a model that cannot be written."""

@@ -99,6 +99,17 @@ def decay() -> dh.HybridModel:
     return m
 
 
+def slower() -> dh.HybridModel:
+    """Return another model with the names of `decay`."""
+    m = dh.HybridModel("decay")
+    k, y0 = m.parameter("k", 0.7), m.parameter("y0", 2.0)
+    y = m.differential("y")
+    m.initial(m.mode("run", ode={y: -k * y / 2}), {y: y0})
+    m.functional("end", terminal=y)
+    m.functional("area", integrand=y)
+    return m
+
+
 def grazing() -> dh.HybridModel:
     """y = p - (t - 1)^2 touches the threshold 1 at t = 1 if p = 1."""
     m = dh.HybridModel("grazing")
