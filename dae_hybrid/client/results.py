@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -63,7 +64,7 @@ def decoded[**P, T](decode: Callable[P, T], *arguments: P.args, **further: P.kwa
     """
     try:
         return decode(*arguments, **further)
-    except (KeyError, TypeError, ValueError, IndexError) as reason:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, csv.Error) as reason:
         raise ServiceError(
             f"The answer of the service does not have the expected form: {reason!r}.",
             remedy="Use a client and a service of the same version of dae_hybrid.",

@@ -54,13 +54,15 @@ class Transport:
     """
 
     def __init__(self, url: str, token: str | None, timeout: float) -> None:
-        if not isinstance(url, str) or urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        try:
+            parts = urlsplit(url)
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
+        except (ValueError, AttributeError, TypeError):
+            is_address = False
+        if "@" in str(url):  # is not repeated in a message
+            raise OptionError("The address must not have a user name or a password.", remedy="Pass token=.")
+        if not is_address:
             raise OptionError(f"The address of a service is http://HOST:PORT or https://HOST, got {url!r}.")
-        parts = urlsplit(url)
-        if parts.username is not None or parts.password is not None:
-            raise OptionError(
-                "The address of a service must not have a user name or a password.", remedy="Pass token=."
-            )
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
             raise OptionError(f"timeout must be a positive number of seconds, got {timeout!r}.")
         if token is not None and not (isinstance(token, str) and token.isascii() and token.isprintable() and token):
@@ -116,8 +118,7 @@ class Transport:
             answer = self._client.send(request, stream=True)
             try:
                 if answer.status_code not in GOOD:
-                    answer.read()
-                    raise self._error(answer)
+                    raise self._error(self._complete(answer))
                 yield from answer.iter_lines()
             finally:
                 answer.close()
@@ -139,9 +140,13 @@ class Transport:
         raise self._error(answer)
 
     def _read(self, request: Any) -> Any:
-        """Send a request and read its answer, of limited size and in limited time."""
+        """Send a request and read its answer."""
+        return self._complete(self._client.send(request, stream=True))
+
+    def _complete(self, answer: Any) -> Any:
+        """Read an answer, of limited size and in limited time."""
         httpx, end, content, size = self._httpx, time.monotonic() + self.timeout, [], 0
-        answer = self._client.send(request, stream=True)
+        request = answer.request
         try:
             for piece in answer.iter_raw():
                 content.append(piece)

@@ -434,9 +434,13 @@ def test_an_answer_of_another_form_is_a_service_error(remote: dhc.Client, monkey
             model.simulate((0, 1))
 
 
-def test_a_password_in_the_address_and_slow_or_large_answers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(dh.OptionError, match="password"):
-        dhc.connect("http://user:secret@127.0.0.1:8000")
+def test_a_password_in_the_address_and_large_answers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for address in ("http://user:secret@127.0.0.1:8000", "ftp://user:secret@host", "user:secret@host:8000"):
+        with pytest.raises(dh.OptionError, match="password") as caught:
+            dhc.connect(address)
+        assert "secret" not in str(caught.value)
+    with pytest.raises(dh.OptionError, match="address"):
+        dhc.connect("http://[bad")
     with running("service:decay") as service:
         monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
         remote = dhc.connect(service.url)  # not through the proxy
