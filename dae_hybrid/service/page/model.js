@@ -92,10 +92,10 @@ export function nominal(description, entries) {
   };
 }
 
-/** Output times of which a run with sensitivities is below the limit of the service. */
+/** Output times with which a run with sensitivities takes half of what the service allows; events need the rest. */
 function pointsOf(description, entries) {
   const width = columnsOf(description).length * (1 + entries.length);
-  return Math.max(LEAST_POINTS, Math.min(MOST_POINTS, Math.floor(description.limits.max_outputs / width)));
+  return Math.max(LEAST_POINTS, Math.min(MOST_POINTS, Math.floor(description.limits.max_outputs / 2 / width)));
 }
 
 /** The body of a request. */
