@@ -89,7 +89,6 @@ def router(service: JobService) -> APIRouter:
 
     @routes.get("/{identifier}/result", summary="Result of a job that has ended, as JSON, CSV or Arrow")
     async def result(identifier: str, request: Request) -> Response:
-
         job, form = found(identifier), requested_form(request)
         if not job.has_ended:
             raise RequestError(409, f"The job is {job.state['status']}.", remedy=f"Wait: GET /v1/jobs/{job.id}/events.")

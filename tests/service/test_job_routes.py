@@ -76,7 +76,7 @@ def stream(client: httpx.Client, address: str, last: int | str | None = None, mo
     return found
 
 
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 180.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -309,7 +309,7 @@ def test_what_is_no_json_is_refused(client: httpx.Client, content: bytes) -> Non
 )
 def test_an_address_never_names_a_file(client: httpx.Client, name: str) -> None:
     for route in ("", "/events", "/result"):
-        assert client.get(f"/v1/jobs/{name}{route}").status_code in (200, 404, 405, 307)[1:]
+        assert client.get(f"/v1/jobs/{name}{route}").status_code in (307, 404, 405)
     assert client.delete(f"/v1/jobs/{name}").status_code in (404, 405)
 
 

@@ -55,7 +55,7 @@ def sets(k: np.ndarray = K, **further: Any) -> dict[str, Any]:
     return {"kind": "ensemble", "model": "decay", "parameters": {"k": k.tolist()}, **BUSY, **further}
 
 
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 180.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -114,9 +114,7 @@ def test_an_ensemble_is_that_of_the_library(tmp_path: Path) -> None:
     assert found["parameters"]["k"] == K.tolist()
     for name in ("end", "area"):
         assert found["functionals"][name] == expected.functionals[name].tolist()
-        assert found["gradients"][name] == expected.gradient[name].squeeze(-1).tolist() or (
-            found["gradients"][name] == expected.gradient[name].tolist()
-        )
+        assert found["gradients"][name] == expected.gradient[name].tolist()
     assert found["outputs"]["y"] == expected["y"].tolist()
     assert found["t_end"] == expected.t_end.tolist()
     assert found["final"]["y"] == expected.final["y"].tolist()
