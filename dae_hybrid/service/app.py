@@ -20,8 +20,9 @@ from dae_hybrid import __version__
 from dae_hybrid.ensembles.process import WorkerProcess
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.service import api_page, bodies, job_routes, page_routes, umbridge
-from dae_hybrid.service.bodies import body_of, disconnected, documented, pointer, requested_form
+from dae_hybrid.service.bodies import body_of, disconnected, documented, requested_form
 from dae_hybrid.service.encoding import JSON, MEDIA, json_bytes
+from dae_hybrid.service.entries import pointer
 from dae_hybrid.service.evaluation import Limits, carry_out, describe
 from dae_hybrid.service.guards import Guard
 from dae_hybrid.service.jobs import Jobs

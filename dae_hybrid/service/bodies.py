@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from dae_hybrid.service.encoding import ARROW, CSV, JSON
+from dae_hybrid.service.entries import pointer
 from dae_hybrid.service.problem_details import RequestError
 from dae_hybrid.tables import counted
 
@@ -80,11 +81,6 @@ def _check_sizes(content: Any, place: str, depth: int = 0) -> None:
     for name, value in members:
         if isinstance(value, dict | list):
             _check_sizes(value, place + pointer((name,)), depth + 1)
-
-
-def pointer(place: tuple[int | str, ...]) -> str:
-    """JSON pointer (RFC 6901) of an entry, such as ``/parameters/ka``."""
-    return "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in place)
 
 
 def documented(model: type[BaseModel]) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.records import EventRecord
 from dae_hybrid.service.encoding import arrow_bytes, csv_bytes, json_bytes
+from dae_hybrid.service.entries import at_path, pointer
 from dae_hybrid.service.models import LoadedModel, ServedModel
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.trajectory.datasets import gradient_columns
@@ -57,6 +59,24 @@ def describe(models: list[ServedModel]) -> list[tuple[dict[str, Any], str | None
     return [(model.describe(), model.file()) for model in map(loaded, models)]
 
 
+@contextmanager
+def supervised(token: str) -> Iterator[list[warnings.WarningMessage]]:
+    """Collect warnings, and drop the partial results of errors, which are not sent.
+
+    Raises
+    ------
+    Cancelled
+        The token was cancelled.
+    """
+    try:
+        with cancellation_of(token), warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            yield seen
+    except DaeHybridError as error:
+        error.release()
+        raise
+
+
 def carry_out(
     served: ServedModel, action: str, call: dict[str, Any], form: str, limits: Limits, token: str
 ) -> tuple[bytes, list[str]] | None:
@@ -82,8 +102,7 @@ def carry_out(
         With the attribute `path` if one entry of the request is at fault: its JSON pointer.
     """
     try:
-        with cancellation_of(token), warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
+        with supervised(token) as seen:
             model = loaded(served)
             found = ACTIONS[action](model, dict(call), limits)
             found.facts["warnings"] = [str(warning.message) for warning in seen]
@@ -96,7 +115,6 @@ def carry_out(
     except Cancelled:
         return None
     except DaeHybridError as error:
-        error.release()  # the partial result is not sent
         if not hasattr(error, "path"):
             error.path = _path(error, call)  # type: ignore[attr-defined]
         raise
@@ -126,24 +144,13 @@ def parameters_of(system: HybridSystem, given: Mapping[str, Any]) -> Array:
             try:
                 system.parameter_vector({name: value})
             except ParameterError:
-                pointer = name.replace("~", "~0").replace("/", "~1")
-                raise at_path(error, f"/parameters/{pointer}") from None
+                raise at_path(error, pointer(("parameters", name))) from None
         raise at_path(error, "/parameters") from None
-
-
-def at_path(error: DaeHybridError, path: str) -> DaeHybridError:
-    """Name the entry of the request at fault."""
-    error.path = path  # type: ignore[attr-defined]
-    return error
 
 
 def arguments_of(model: LoadedModel, call: dict[str, Any], limits: Limits) -> tuple[list[float], dict[str, Any]]:
     """Interval and keyword arguments of a run."""
-    span = call.pop("t_span", None) or model.t_span
-    if span is None:
-        raise at_path(
-            ParameterError(f"The model {model.name!r} has no default interval; t_span is required."), "/t_span"
-        )
+    span = span_of(model, call.pop("t_span", None))
     options = model.defaults | call
     options["max_steps"] = min(options.get("max_steps", limits.max_steps), limits.max_steps)
     options["parameters"] = parameters_of(model.system, call.pop("parameters", {}))
@@ -154,7 +161,16 @@ def arguments_of(model: LoadedModel, call: dict[str, Any], limits: Limits) -> tu
         if points > limits.max_outputs:
             raise at_path(OptionError(f"points must be at most {limits.max_outputs}, got {points}."), "/points")
         options["t_eval"] = np.linspace(span[0], span[1], points)
-    return list(span), options
+    return span, options
+
+
+def span_of(model: LoadedModel, given: Sequence[float] | None) -> list[float]:
+    """The interval of a request, that of the model by default."""
+    span = given or model.t_span
+    if span is None:
+        message = f"The model {model.name!r} has no default interval; t_span is required."
+        raise at_path(ParameterError(message), "/t_span")
+    return list(span)
 
 
 def _check_size(numbers: int, limits: Limits) -> None:

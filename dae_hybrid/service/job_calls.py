@@ -17,7 +17,8 @@ from dae_hybrid.interface.batch import checked_table, variable_sizes
 from dae_hybrid.interface.parameter_sets import read_table
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import check_time_span
-from dae_hybrid.service.evaluation import at_path
+from dae_hybrid.service.entries import at_path, escaped
+from dae_hybrid.service.evaluation import span_of
 from dae_hybrid.service.job_requests import Design, Distribution, EnsembleBody, FitBody, JobBody
 from dae_hybrid.service.models import LoadedModel
 from dae_hybrid.service.settings import Settings
@@ -50,7 +51,7 @@ def ensemble_call(model: LoadedModel, body: EnsembleBody, settings: Settings) ->
     DaeHybridError
         With the attribute `path`: the entry at fault, as a JSON pointer.
     """
-    span = _span(model, body)
+    span = span_of(model, body.t_span)
     options: Any = _options(model, body)
     t_eval = _output_times(body, span, settings)
     call: dict[str, Any] = {
@@ -85,7 +86,7 @@ def drawn(model: LoadedModel, design: Design) -> dict[str, Any]:
     layout = model.system.parameters
     for part, names in (("random", design.random), ("fixed", design.fixed)):
         for name in names:
-            place = f"/parameters/{part}/{_escaped(name)}"
+            place = f"/parameters/{part}/{escaped(name)}"
             if name not in layout:
                 _refuse(f"There is no parameter {name!r}.", place, layout.names)
             if part == "random" and layout[name].stop - layout[name].start != 1:
@@ -95,12 +96,12 @@ def drawn(model: LoadedModel, design: Design) -> dict[str, Any]:
     for name, own in design.random.items():
         found[name] = _sample(generator, own, design.n)
         if not np.isfinite(found[name]).all():
-            _refuse(f"A value of {name!r} is too large to be represented.", f"/parameters/random/{_escaped(name)}", ())
+            _refuse(f"A value of {name!r} is too large to be represented.", f"/parameters/random/{escaped(name)}", ())
     for name, value in design.fixed.items():
         try:
             model.system.parameter_vector({name: value})
         except ParameterError as error:
-            raise at_path(error, f"/parameters/fixed/{_escaped(name)}") from None
+            raise at_path(error, f"/parameters/fixed/{escaped(name)}") from None
         found[name] = np.broadcast_to(np.asarray(value, dtype=float), (design.n, *np.shape(value)))
     return found
 
@@ -137,11 +138,11 @@ def fit_call(model: LoadedModel, body: FitBody, settings: Settings) -> tuple[lis
         given = ({} if body.t_span is None else {"t_span": body.t_span}) | own.model_dump(exclude_none=True)
         for name in own.data:
             if name not in names:
-                _refuse(f"There is no variable {name!r}.", f"{place}/data/{_escaped(name)}", sorted(names))
+                _refuse(f"There is no variable {name!r}.", f"{place}/data/{escaped(name)}", sorted(names))
         for name in own.functionals or {}:
             if name not in system.functionals:
                 _refuse(
-                    f"There is no functional {name!r}.", f"{place}/functionals/{_escaped(name)}",
+                    f"There is no functional {name!r}.", f"{place}/functionals/{escaped(name)}",
                     system.functionals.names,
                 )  # fmt: skip
         given["data"] = {name: _numbers(name, values, place) for name, values in own.data.items()}
@@ -162,7 +163,7 @@ def fit_call(model: LoadedModel, body: FitBody, settings: Settings) -> tuple[lis
                           ("priors", body.priors or {}), ("parameters", body.parameters)):  # fmt: skip
         for name in wanted:
             if name not in known:
-                _refuse(f"There is no parameter {name!r}.", f"/{entry}/{_escaped(name)}", sorted(known))
+                _refuse(f"There is no parameter {name!r}.", f"/{entry}/{escaped(name)}", sorted(known))
     entries = ("local", "bounds", "scale", "priors", "parameters", "loss", "f_scale", "optimizer", "derivatives",
                "starts", "seed")  # fmt: skip
     given = body.model_dump(include=set(entries), exclude_none=True)
@@ -177,13 +178,13 @@ def _check_free(model: LoadedModel, body: FitBody) -> None:
         _refuse("A parameter is free twice.", "/free", ())
     for name, start in body.free.items() if isinstance(body.free, dict) else ():
         if name in layout and np.size(start) not in (1, layout[name].stop - layout[name].start):
-            _refuse(f"The start of {name!r} has {np.size(start)} values.", f"/free/{_escaped(name)}", ())
+            _refuse(f"The start of {name!r} has {np.size(start)} values.", f"/free/{escaped(name)}", ())
     for name, (lower, upper) in (body.bounds or {}).items():
         if lower is not None and upper is not None and not lower < upper:
-            _refuse(f"The bounds of {name!r} are reversed or equal.", f"/bounds/{_escaped(name)}", ())
+            _refuse(f"The bounds of {name!r} are reversed or equal.", f"/bounds/{escaped(name)}", ())
     for name in body.scale if isinstance(body.scale, dict) else ():
         if name not in names:
-            _refuse(f"{name!r} is not free.", f"/scale/{_escaped(name)}", names)
+            _refuse(f"{name!r} is not free.", f"/scale/{escaped(name)}", names)
 
 
 def _numbers(name: str, values: list[Any], place: str) -> Array:
@@ -192,14 +193,7 @@ def _numbers(name: str, values: list[Any], place: str) -> Array:
                          else np.nan if row is None else row for row in values], dtype=float)  # fmt: skip
     except ValueError:
         error = ParameterError(f"data[{name!r}]: all entries need the same number of values.")
-        raise at_path(error, f"{place}/data/{_escaped(name)}") from None
-
-
-def _span(model: LoadedModel, body: JobBody) -> list[float]:
-    span = body.t_span or model.t_span
-    if span is None:
-        _refuse(f"The model {model.name!r} has no default interval; t_span is required.", "/t_span", ())
-    return list(span)
+        raise at_path(error, f"{place}/data/{escaped(name)}") from None
 
 
 def resolved[T: JobBody](body: T, settings: Settings) -> T:
@@ -233,7 +227,7 @@ def _rows(model: LoadedModel, given: Mapping[str, Any]) -> Array:
         try:
             read_table("parameters", {name: _rectangular(name, values)}, layout, nominal)
         except ParameterError as error:
-            raise at_path(error, f"/parameters/{_escaped(name)}") from None
+            raise at_path(error, f"/parameters/{escaped(name)}") from None
     try:
         return read_table("parameters", dict(given), layout, nominal)
     except ParameterError as error:
@@ -259,10 +253,6 @@ def _check_size(runs: int, numbers: int, path: str, settings: Settings) -> None:
 
 def _refuse(text: str, path: str, legal: Any) -> NoReturn:
     raise at_path(ParameterError(text, remedy=f"They are {', '.join(legal)}." if legal else None), path)
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
 
 
 @contextmanager

@@ -87,10 +87,6 @@ class RunOptionsBody(Body):
     simultaneous: Literal["declared", "reversed"] | None = None
     on_zeno: Literal["raise", "end"] | None = None
 
-    def options(self) -> dict[str, Any]:
-        """The options that were given."""
-        return self.model_dump(exclude_none=True, exclude=set(NOT_OPTIONS))
-
 
 class SimulateBody(RunOptionsBody):
     """A simulation."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from dae_hybrid.cancellation import Cancelled
-from dae_hybrid.ensembles.worker import cancellation_of
 from dae_hybrid.errors import (
     ConsistencyError,
     DaeHybridError,
@@ -31,7 +29,8 @@ from dae_hybrid.interface.prepared import Prepared, prepare
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.optimization.hessian import hessian
 from dae_hybrid.service.encoding import json_bytes
-from dae_hybrid.service.evaluation import Limits, arguments_of, at_path, loaded
+from dae_hybrid.service.entries import at_path
+from dae_hybrid.service.evaluation import Limits, arguments_of, loaded, supervised
 from dae_hybrid.service.models import LoadedModel, ServedModel
 
 #: maps that a worker keeps
@@ -207,8 +206,7 @@ def carry_out(
     config = dict(call.get("config") or {})
     on_failure = config.pop("on_failure", "error")
     try:
-        with cancellation_of(token), warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
+        with supervised(token) as seen:
             own = _map_of(served, config, limits)
             if action == "InputSizes":
                 return json_bytes({"inputSizes": [len(own.indices)]}), []
@@ -222,9 +220,6 @@ def carry_out(
             return (json_bytes if np.isfinite(found).all() else _with_nan)(content), texts
     except Cancelled:
         return None
-    except DaeHybridError as error:
-        error.release()  # the partial result is not sent
-        raise
 
 
 def _with_nan(content: Mapping[str, Any]) -> bytes:
