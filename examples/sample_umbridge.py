@@ -55,7 +55,7 @@ def serving(*models: str, seconds: float = 60.0) -> Iterator[str]:
 def _address(process: subprocess.Popen[bytes], log: IO[str], end: float) -> str:
     while process.poll() is None and time.monotonic() < end:
         log.seek(0)
-        if found := re.search(r"running on (http://[^ ]+)", log.read()):
+        if found := re.search(r'running on (http://[^"]+)"', log.read()):
             return found[1]
         time.sleep(0.05)
     log.seek(0)

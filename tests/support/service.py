@@ -79,7 +79,7 @@ def _address(process: Popen[bytes], log: Any) -> str:
     while time.monotonic() < end:
         log.seek(0)
         text = log.read()
-        if found := re.search(r"running on (http://[^ \"]+)", text):
+        if found := re.search(r'running on (http://[^"]+)"', text):
             assert httpx.get(f"{found[1]}/readyz", timeout=60).status_code == 200
             return found[1]
         if process.poll() is not None:
