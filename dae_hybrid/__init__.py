@@ -66,6 +66,7 @@ from dae_hybrid.port.integrator import Capabilities
 from dae_hybrid.port.records import EventRecord
 from dae_hybrid.sensitivity.duality import Duality
 from dae_hybrid.sensitivity.results import EventSensitivity, ForwardSensitivity, Gradient
+from dae_hybrid.statement.conditions import all_of, any_of, not_
 from dae_hybrid.statement.discontinuities import smooth
 from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.steppers.initial_value import InitialValueProblem, SteppedIntegrator, Stepper
@@ -159,6 +160,8 @@ __all__ = [
     "ZenoError",
     "adapter_names",
     "adjoint_gradient",
+    "all_of",
+    "any_of",
     "batch",
     "check_gradient",
     "describe_adapters",
@@ -169,6 +172,7 @@ __all__ = [
     "hessian",
     "linear_propagation",
     "monte_carlo",
+    "not_",
     "prepare",
     "register_adapter",
     "scan",

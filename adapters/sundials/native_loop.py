@@ -108,12 +108,14 @@ class NativeLoop:
 
     def _of_mode(self, mode: int) -> Any:
         graph = self.graph
+        first = len(graph.exits[mode]) - len(graph.untaken[mode])
+        others = {graph.triggers[index]: first + k for k, index in enumerate(graph.untaken[mode])}
         links = (LinkStruct * max(len(graph.links[mode]), 1))()
         for i, link in enumerate(graph.links[mode]):
             transition = graph.exits[mode][i] if i < len(graph.exits[mode]) else NO_TRANSITION
             kind = i - len(graph.exits[mode])
             links[i] = LinkStruct(
-                transition=transition, index=i, clock=-1, measures=kind == MEASURES, turns=kind == TURNS
+                transition=transition, index=i, clock=-1, shared=-1, measures=kind == MEASURES, turns=kind == TURNS
             )
             links[i].fixed = kind == TURNS or not graph.shifted
             if transition != NO_TRANSITION:
@@ -121,9 +123,13 @@ class NativeLoop:
                 links[i].clock, links[i].direction = graph.clocks[transition], graph.directions[transition]
                 links[i].waits, links[i].toggles = graph.waits[transition], graph.toggles[transition]
                 links[i].jumps, links[i].keeps = graph.jumps[transition], graph.keeps[transition]
+                owner = graph.triggers[transition]
+                links[i].transition, links[i].index = owner, graph.exits[mode].index(owner)
+                links[i].shared = graph.shared[transition]
+                links[i].otherwise = others.get(transition, i)
             if link is not None:
                 links[i].numbers = link.numbers.ctypes.data
-                for name in ("cross", "tangent", "cost", "begin", "solve"):
+                for name in ("cross", "tangent", "cost", "permit", "begin", "solve"):
                     function = getattr(link, name)
                     setattr(links[i], name, None if function is None else function.address)
                 for name in ("target", "unknowns", "simple", "slopes", "others"):

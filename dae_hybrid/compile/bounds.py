@@ -59,6 +59,6 @@ def _condition(name: str, mode: Mode, declared: Declaration, bound: VariableBoun
     guard = value - bound.limit if bound.is_lower else bound.limit - value
     none: dict[str, ca.MX] = {}
     return Transition(
-        name, mode, None, StateTrigger(guard), -1, "error", math.inf, none, none, ca.MX(0, 1), (), (), None, none,
+        name, (mode,), None, StateTrigger(guard), -1, "error", math.inf, none, none, ca.MX(0, 1), (), (), None, none,
         bound=bound,
     )  # fmt: skip

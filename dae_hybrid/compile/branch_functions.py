@@ -108,6 +108,7 @@ def _values(stated: HybridModel, name: str) -> list[ca.MX]:
     """The expressions that a transition evaluates."""
     transition = stated.transitions[name]
     values = [*transition.reset.values(), *transition.memory.values(), transition.equations]
+    values += [ca.MX(value) for value in (transition.when, transition.priority) if value is not None]
     return values + [value for _, value in event_costs(stated, name)]
 
 

@@ -46,7 +46,8 @@ class Builders:
         self.index = {name: i for i, name in enumerate(self.names)}
         self.outgoing: list[list[Transition]] = [[] for _ in self.names]
         for transition in model.transitions.values():
-            self.outgoing[self.index[transition.source.name]].append(transition)
+            if not transition.skips:
+                self.outgoing[self.index[transition.source.name]].append(transition)
         self.lowering, self.own, self._ends = cache(self._lowering), cache(self._own), cache(self._ends_of)
         self.unit, self.numbers = list(range(len(self.names))), [np.zeros(0)] * len(self.names)
         self._families: dict[int, Family[int]] = {}
@@ -74,6 +75,8 @@ class Builders:
         stated = self.model.modes[self.names[mode]]
         guarded = [t for t in self.outgoing[mode] if t.guard is not None]
         if stated.residual.numel() or stated.algebraic.numel() or stated.constraint.numel() or not stated.ode:
+            return mode, []
+        if self.model.indicators:  # functionals and transitions may differ
             return mode, []
         key = (*stated.ode, *((t.direction, t.jumps, t.resolution) for t in guarded))
         return key, [*stated.ode.values(), *(t.guard for t in guarded if t.guard is not None)]
@@ -108,6 +111,11 @@ class Builders:
         number = {name: i for i, name in enumerate(self.model.transitions)}
         units: dict[int, ModeSystem] = {}
         found = []
+        untaken: dict[str, tuple[int, ...]] = {}
+        for transition in self.model.transitions.values():
+            if transition.skips:
+                source = transition.source.name
+                untaken[source] = (*untaken.get(source, ()), number[transition.name])
         for i, (unit, numbers) in enumerate(zip(self.unit, self.numbers, strict=True)):
             guarded = tuple(number[t.name] for t in self.outgoing[i] if t.guard is not None)
             timed = tuple(number[t.name] for t in self.outgoing[i] if t.guard is None)
@@ -116,7 +124,8 @@ class Builders:
                     functions[unit], compiled[unit], of_motion.get(unit, {}), guarded, timed
                 )
             own = units[unit]
-            found.append(of_member(own, self.names[i], i, guarded, timed, numbers) if self.is_shared(i) else own)
+            own = of_member(own, self.names[i], i, guarded, timed, numbers) if self.is_shared(i) else own
+            found.append(replace(own, untaken=untaken[self.names[i]]) if self.names[i] in untaken else own)
         return tuple(found)
 
     # -- transitions --------------------------------------------------------------------------------
@@ -150,9 +159,9 @@ class Builders:
             return transition.name, []
         key = (
             source, target, transition.source is transition.target, transition.trigger.argument, *transition.reset,
-            None, *transition.memory, transition.freezes,
+            None, *transition.memory, transition.freezes, transition.when is None, transition.priority is None,
         )  # fmt: skip
-        return key, [transition.trigger.expression, *transition.reset.values(), *transition.memory.values()]
+        return key, _expressions(transition)
 
     def _at(self, transition: Transition) -> tuple[int, int | None]:
         """The units of the source and target modes."""
@@ -184,6 +193,7 @@ class Builders:
             found.add(
                 transition, kind, np.concatenate((*numbers, np.zeros(0) if family is None else family.numbers[k]))
             )
+        found.connect(stated)
         return found
 
 
@@ -212,6 +222,15 @@ class Transitions:
         self.numbers.append(numbers)
         self.all.append(own)
 
+    def connect(self, stated: Sequence[Transition]) -> None:
+        """Connect the transitions that are replaced by others where their condition does not hold."""
+        number = {t.name: i for i, t in enumerate(stated)}
+        for i, transition in enumerate(stated):
+            if transition.skips:
+                owner = number[transition.skips]
+                self.all[i] = replace(self.all[i], owner=owner)
+                self.all[owner] = replace(self.all[owner], otherwise=i)
+
     def slopes(self) -> list[bool]:
         """Whether each transition has slopes; see `has_slopes`."""
         found = {kind: has_slopes(own) for kind, own in self.built.items() if own.target is not None}
@@ -223,13 +242,20 @@ class Transitions:
         return {k: crossing_functions(self.built[k], *ends) for k, ends in eligible.items()}
 
 
+def _expressions(transition: Transition) -> list[ca.MX]:
+    """The expressions of a transition that similar ones may state with other numbers."""
+    more = [value for value in (transition.when, transition.priority) if value is not None]
+    return [transition.trigger.expression, *transition.reset.values(), *transition.memory.values(), *more]
+
+
 def _with(transition: Transition, values: list[ca.MX]) -> Transition:
-    """Replace the trigger, reset and memory expressions of a transition."""
-    trigger, *rest = values
-    split = len(transition.reset)
+    """Replace the expressions of a transition; see `_expressions`."""
+    rest = iter(values)
     return replace(
         transition,
-        trigger=replace(transition.trigger, expression=trigger),
-        reset=dict(zip(transition.reset, rest[:split], strict=True)),
-        memory=dict(zip(transition.memory, rest[split:], strict=True)),
+        trigger=replace(transition.trigger, expression=next(rest)),
+        reset={name: next(rest) for name in transition.reset},
+        memory={name: next(rest) for name in transition.memory},
+        when=None if transition.when is None else next(rest),
+        priority=None if transition.priority is None else next(rest),
     )

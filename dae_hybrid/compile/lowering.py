@@ -128,6 +128,9 @@ class ModeLowering:
         values = [e for _, e in expressions]
         if rates:
             values = ca.substitute(values, rates, flows)
+        if self.model.indicators:
+            is_active = [ca.MX(float(name == self.mode.name)) for name in self.model.indicators]
+            values = ca.substitute(values, list(self.model.indicators.values()), is_active)
         inputs = [*(symbol for group in self._groups for symbol in group), *extra]
         try:
             function = ca.Function(name, [*self._point, *extra], [dense(value) for value in values])

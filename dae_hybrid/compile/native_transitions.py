@@ -35,6 +35,8 @@ def native_eligible(transition: TransitionMap, source: ModeBuilder, target: Mode
     """Whether the point after a transition is explicit, or given by a square system of equations."""
     if target is None or transition.projects or transition.conditions:
         return False
+    if transition.trigger.is_timed and "priority" in transition.kernels:
+        return False
     ends = source, target
     small = all(b.nz <= SYMBOLIC_SOLVE and not (b.direct and b.nk) for b in ends)
     unknowns = len(transition.labels)
@@ -140,6 +142,8 @@ def crossing_functions(
     if "cost" in kernels:
         costs, by_u, costs_by_xi = kernels["cost"].function.call([t, x, m, xi, p])
         outputs["cost"] = [costs, by_u @ by_w, *([costs_by_xi] if has_slopes(transition) else [])]
+    if "when" in kernels:
+        outputs["permit"] = kernels["when"].function.call([t, x, m, p])
     inputs = [t, y, m, p, clock, xi]
     if called:
         point = in_blocks(_in_elements(ca.Function("point", inputs, point), source, target)).call(inputs)
@@ -259,6 +263,9 @@ def graph(
         equations=tuple(mode.equations for mode in modes),
         guarded=tuple(mode.guarded for mode in modes),
         timed=tuple(mode.timed for mode in modes),
+        untaken=tuple(mode.untaken for mode in modes),
+        triggers=tuple(t.trigger_index for t in transitions),
+        shared=_shared(transitions),
         clocks=_clocks(transitions),
         directions=tuple(t.direction for t in transitions),
         waits=tuple(t.on_entry == "wait" for t in transitions),
@@ -270,7 +277,7 @@ def graph(
         constraints=tuple(len(mode.invariants) for mode in modes),
         links=tuple(
             (
-                *map(link, (*mode.guarded, *mode.timed)),
+                *map(link, (*mode.guarded, *mode.timed, *mode.untaken)),
                 stays(index, turns=False) if measurements else None,
                 stays(index, turns=True) if signals else None,
             )
@@ -282,8 +289,14 @@ def graph(
     )
 
 
+def _shared(transitions: Sequence[TransitionMap]) -> tuple[int, ...]:
+    """Number the statements that transitions from several modes share, in order; -1 for other transitions."""
+    numbers: dict[str, int] = {}
+    return tuple(numbers.setdefault(t.shared, len(numbers)) if t.shared else -1 for t in transitions)
+
+
 def _clocks(transitions: Sequence[TransitionMap]) -> tuple[int, ...]:
     """Number the clocks: transitions that tick together share one, other timed transitions have their own."""
     numbers: dict[str | int, int] = {}
-    keys = [t.clock or t.index if t.trigger.is_timed else None for t in transitions]
+    keys = [t.clock or t.key if t.trigger.is_timed else None for t in transitions]
     return tuple(-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys)

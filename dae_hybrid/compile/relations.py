@@ -58,7 +58,7 @@ def with_relations(model: HybridModel, *, kinks: bool) -> tuple[HybridModel, tup
     found.transitions = {
         name: replace(
             t,
-            source=modes[t.source.name],
+            sources=(modes[t.source.name],),
             target=None if t.target is None else modes[t.target.name],
             memory=lifting.memory(t),
             **guards[name],
@@ -338,7 +338,7 @@ class _Lifting:
                 name = free_name(f'"{switch.text}"{suffix} in {mode.name}', names)
                 names.add(name)
                 yield Transition(
-                    name, mode, mode, StateTrigger(guard), -1, "fire", math.inf, none, {switch.text: value},
+                    name, (mode,), mode, StateTrigger(guard), -1, "fire", math.inf, none, {switch.text: value},
                     ca.MX(0, 1), (), (), None, none, freezes=False,
                     relation=Relation(
                         switch.text, entries[switch.text].start, switch.is_relation, switch.is_kink, switch.rests,

@@ -44,6 +44,8 @@ def as_stated(model: HybridModel, transition: Transition, index: int, mode_index
         "becomes": transition.becomes,
         "jumps": transition.jumps,
         "relation": transition.relation,
+        "statement": transition.statement,
+        "shared": transition.shared,
         "keeps": _keeps_its_guard(model, transition),
         "clock": _clock(model, transition),
     }
@@ -55,7 +57,7 @@ def _clock(model: HybridModel, transition: Transition) -> str:
         return ""
     parameters = [d.symbol for d in model.of_kind("parameter")]
     try:
-        period = ca.Function("period", parameters, [transition.trigger.expression])
+        period = ca.Function("period", parameters, [ca.vec(transition.trigger.expression)])
     except RuntimeError:  # depends on something else, which `check_parameters_only` reports
         return ""
     return str(period.serialize())
@@ -88,6 +90,9 @@ def build_transition(
         )
     if jump is not None:
         kernels |= jump.kernels()
+    for key, value in (("when", transition.when), ("priority", transition.priority)):
+        if value is not None and not transition.skips:
+            kernels[key] = Kernel(source.lower(key, [(f"{key} of transition '{name}'", value)]))
     return TransitionMap(
         **as_stated(model, transition, index, mode_index),
         trigger=trigger,

@@ -106,7 +106,7 @@ class RunInspector:
         if len(mode.guarded) < 2:
             return np.inf
         _, guards, rates, _ = self.entry(*self.before(event))
-        other = np.array(mode.guarded) != event.index
+        other = np.array(mode.guarded) != self.trigger(event)
         with np.errstate(divide="ignore", invalid="ignore"):
             return float(np.nanmin(np.abs(guards / rates)[other], initial=np.inf))
 
@@ -154,7 +154,7 @@ class RunInspector:
         mode = self.source(event)
         if len(mode.guarded) + len(mode.timed) < 2:
             return []
-        return [firing for firing in self.due(self.before(event)) if firing.transition.index != event.index]
+        return [firing for firing in self.due(self.before(event)) if firing.transition.index != self.trigger(event)]
 
     def move_apart(self, events: Sequence[EventRecord], others: Sequence[Firing]) -> bool:
         """Whether simultaneous transitions may move apart: there are several, and not all of their times are fixed."""
@@ -174,9 +174,13 @@ class RunInspector:
             if index in conditions and every[index].direction * rate < 0
         ]
 
+    def trigger(self, event: EventRecord) -> int:
+        """Return the index of the transition that triggered an event."""
+        return self.system.transitions[event.index].trigger_index
+
     def firing(self, event: EventRecord) -> Firing:
         """Return the firing of an event."""
-        transition = self.system.transitions[event.index]
+        transition = self.system.transitions[self.trigger(event)]
         return Firing(transition, event.guard, event.rate, event.count, event.follows)
 
     def with_siblings(self, indices: set[int]) -> set[int]:
@@ -193,7 +197,7 @@ class RunInspector:
         """Return the sides of the events' guards after them, except that of a transition that is to fire again."""
         if not events or events[-1].target is None:
             return {}
-        fired = {event.index for event in events} - self.with_siblings({but.transition.index})
+        fired = {self.trigger(event) for event in events} - self.with_siblings({but.transition.index})
         mode, t, x, m = self.after(events[-1])
         at = StatePoint(x, m, *self.entry(mode, t, x, m))
         zero = {index: rate for index, rate in self._event_logic(self.slack(t)).at_zero(mode, t, at)}
@@ -205,7 +209,7 @@ class RunInspector:
 
         Relations, and transitions that were due but did not fire, are excluded if an event has moved their guards.
         """
-        fired = self.with_siblings({event.index for event in events})
+        fired = self.with_siblings({self.trigger(event) for event in events})
         kept = {index for index in fired if self.system.transitions[index].relation is None}
         return kept | (fired | self.with_siblings(due)) & self.untouched(events, conditions)
 
@@ -262,7 +266,7 @@ class RunInspector:
         """Return `near` after an event, without its own transition and those whose guards it has not moved."""
         if event.target is None:
             return []
-        found = [firing for firing in self.near(self.after(event)) if firing.transition.index != event.index]
+        found = [firing for firing in self.near(self.after(event)) if firing.transition.index != self.trigger(event)]
         mode, t, *_ = self.after(event)
         if event.source != event.target:
             return found + self._times_near(mode, t, event)
@@ -275,15 +279,16 @@ class RunInspector:
         The event uses up the tick of its clock.
         """
         found = []
-        slack, start, clock = self.slack(t), self.run.t_span[0], self.system.transitions[event.index].clock
+        slack, clock = self.slack(t), self.system.transitions[event.index].clock
         for transition in self.schedule.periodic(mode):
-            period = self.schedule.time(transition, 1) - start
-            count = round((t - start) / period)
+            first, period = self.schedule.ticks(transition)
+            count = round((t - first) / period) + 1
             is_used = (transition.clock, count) == (clock, event.count)
-            if count and not is_used and abs(self.schedule.time(transition, count) - t) <= slack:
+            if count > 0 and not is_used and abs(self.schedule.time(transition, count) - t) <= slack:
                 found.append(Firing(transition, count=count))
         found += [Firing(transition) for _, transition in self.schedule.once(mode, t - slack, t + slack)]
-        return [firing for firing in found if firing.transition.index != event.index]
+        own = self.system.transitions[event.index].key
+        return [firing for firing in found if firing.transition.key != own]
 
     def due(self, point: Point) -> list[Firing]:
         """Return the transitions that are due at a point of a mode that stays active."""
@@ -310,7 +315,7 @@ class RunInspector:
         slack, near = self.slack(t), zip(guards, rates, sizes, strict=True)
         if not mode.timed and not any(abs(h) <= slack * abs(rate) + CLOSE_SHARE * size for h, rate, size in near):
             return []
-        done = {(event.index, event.count) for event in happened}
+        done = {(self.trigger(event), event.count) for event in happened}
         return [
             firing
             for firing in self.due(point)
@@ -333,7 +338,7 @@ class RunInspector:
         if event.target is None:
             return []
         same = event.source == event.target and np.array_equal(event.x_minus, event.x_plus)
-        own = event.index if same and np.array_equal(event.memory_minus, event.memory_plus) else None
+        own = self.trigger(event) if same and np.array_equal(event.memory_minus, event.memory_plus) else None
         mode, point = self.target(event), (event.time, event.x_plus, event.memory_plus)
         found = self.undecided(mode, *point, own)
         if not found or event.source == event.target:

@@ -189,9 +189,9 @@ def replay(
         rules.note_sides(mode, t, at, armed=frozenset(mode.guarded))
     rules.sides.update(sides)
     while True:
-        source = mode
+        source, firing = mode, firing.decided(system, t, at, p)
         if firing.transition.trigger.is_periodic:
-            rules.counts[firing.transition.index] = firing.count
+            rules.counts[firing.transition.trigger_index] = firing.count
         order, reached = rules.fired(firing, t), at
         mode, at, record, cost = firing.apply(
             system, t, at, p, options, order=order, rate_scale=rate_scale,

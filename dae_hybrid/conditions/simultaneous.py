@@ -94,28 +94,29 @@ def _at_an_instant(
         and comparison.fires_or_not(inspector, inspector.before(events[0]), inspector.firing(events[0]), before)
         is not None
     ):
-        _refuse_start(inspector, events[0].index, conditions)
+        _refuse_start(inspector, inspector.trigger(events[0]), conditions)
     others = inspector.others(events[0])
     due = {firing.transition.index for firing in others}
     times = [comparison.time_of(inspector.before(events[0]), other, before) for other in others]
-    fired = {events[0].index}
+    fired = {inspector.trigger(events[0])}
     for k, (event, tau, earlier) in enumerate(zip(events[1:], taus[1:], taus[:-1], strict=True), start=1):
         # in another mode another transition may be due for the same reason
         known = any(comparison.moves_together(tau, time) for time in (earlier, *times))
-        open_ = event.order and not event.follows and event.index not in due and event.index not in fired
+        index = inspector.trigger(event)
+        open_ = event.order and not event.follows and index not in due and index not in fired
         alone = open_ and not known
         if (
             alone
             and comparison.fires_or_not(inspector, inspector.before(event), inspector.firing(event), sides[k][0])
             is not None
         ):
-            _refuse_entry(inspector, event.index, event.time, conditions)
-        fired.add(event.index)
+            _refuse_entry(inspector, index, event.time, conditions)
+        fired.add(index)
     _refuse_rest(inspector, comparison.directions, inspector.before(events[0]), before)
     last = events[-1]
     point, undecided = inspector.after(last), inspector.undecided_after(last)
     settled = inspector.settled(due, events, conditions) if undecided else set()
-    settled -= {last.index} - {event.index for event in events[:-1]}
+    settled -= {inspector.trigger(last)} - {inspector.trigger(event) for event in events[:-1]}
     for index in [i for i in undecided if i not in settled]:
         moving = inspector.moves(index, *point, after, comparison.directions.directions, taus[-1])
         if (
@@ -128,7 +129,9 @@ def _at_an_instant(
     for k, event in enumerate(events):
         if k + 1 == len(events) or not events[k + 1].order:
             near = inspector.near_after(event)
-            settled = inspector.settled(due, events[: k + 1], conditions) - {event.index} if near else set()
+            settled = (
+                inspector.settled(due, events[: k + 1], conditions) - {inspector.trigger(event)} if near else set()
+            )
             near = [firing for firing in near if firing.transition.index not in settled]
             found += _near_entry(
                 inspector, comparison, inspector.after(event), sides[k][1], taus[k], near, events[: k + 1]

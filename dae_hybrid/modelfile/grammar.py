@@ -174,7 +174,7 @@ class Evaluator:
     functions : mapping
         Functions of the file by name.
     sides : mapping, optional
-        `der`, `post` and `pre`, which take names.
+        `der`, `post`, `pre` and `active`, which take names.
     """
 
     def __init__(
@@ -445,7 +445,7 @@ class Evaluator:
         if len(node.args) not in count:
             wanted = "1 or more" if len(count) > 2 else " or ".join(map(str, count))
             self._refuse(node, f"{name}() takes {wanted} argument{'' if wanted == '1' else 's'}, got {len(node.args)}")
-        if name in ("der", "post", "pre"):
+        if name in SIDES:
             return self._side(node, name)
         special = getattr(self, f"_call_{name}", None)
         if special is not None:
@@ -479,11 +479,12 @@ class Evaluator:
         side, (argument,) = self.sides.get(name), node.args
         if side is None:
             self._refuse(node, f"{name}() has no meaning in a function")
-        inner = ""
-        if isinstance(argument, ast.Call) and name != "der" and _is_call(argument, "der") and len(argument.args) == 1:
+        inner, may_be_rate = "", name in ("post", "pre")
+        if may_be_rate and isinstance(argument, ast.Call) and _is_call(argument, "der") and len(argument.args) == 1:
             inner, argument = "der", argument.args[0]
         if not isinstance(argument, ast.Name):
-            self._refuse(node, f"{name}() takes the name of a variable{'' if name == 'der' else ', or der() of it'}")
+            what = "mode" if name == "active" else "variable"
+            self._refuse(node, f"{name}() takes the name of a {what}{', or der() of it' * may_be_rate}")
         variable = self._expression.name(argument.id)[0]
         try:
             return side(self.sides["der"](variable) if inner else variable)
@@ -664,8 +665,10 @@ NODES = frozenset(
 )  # fmt: skip
 
 
+#: functions that take a name
+SIDES = ("der", "post", "pre", "active")
 _BY_COUNT: dict[Sequence[int], tuple[str, ...]] = {
-    (1,): (*UNARY, *WHOLE, "der", "post", "pre"),
+    (1,): (*UNARY, *WHOLE, *SIDES),
     (2,): (*BINARY, "dot", "solve", "vertsplit", "horzsplit", "sparse", "project", "sparsity_cast"),
     (3,): ("where", "mac", "bilin", "reshape", "repmat", "full", "set_nz", "add_nz"),
     (2, 3): ("nz",),

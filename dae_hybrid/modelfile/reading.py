@@ -24,8 +24,8 @@ from dae_hybrid.statement.model import HybridModel
 #: version of the format, the value of the key ``dae_hybrid``
 VERSION = 1
 TABLES = (
-    "dae_hybrid", "name", "run", "build", "parameters", "variables", "functions", "definitions", "modes", "transitions",
-    "initial", "functionals",
+    "dae_hybrid", "name", "run", "build", "parameters", "variables", "functions", "definitions", "clocks", "modes",
+    "transitions", "initial", "functionals",
 )  # fmt: skip
 COMMON = ("kind", "size", "unit", "description")
 #: keys of a variable besides those of all, by kind
@@ -41,9 +41,12 @@ MOTION = (
     "q", "v", "a", "multipliers", "inner", "phi", "projection", "projection_penalty", "newmark", "spectral_radius",
 )  # fmt: skip
 TRANSITION = (
-    "source", "target", "guard", "at", "every", "require", "reason", "direction", "reset", "memory", "project",
-    "metric", "guess", "on_entry", "resolution", "freezes",
+    "source", "target", "guard", "at", "every", "clock", "require", "reason", "direction", "when", "priority", "delay",
+    "values", "persistent", "pending", "reset", "memory", "project", "metric", "guess", "on_entry", "resolution",
+    "freezes",
 )  # fmt: skip
+#: entries of a transition that are neither names of modes nor expressions
+WORDS = ("direction", "on_entry", "values", "persistent", "pending", "project")
 RUN = ("t_span", "rtol", "atol")
 BUILD = ("eliminate", "index2", "kinks")
 
@@ -165,7 +168,8 @@ class Reader:
         for name in tables["definitions"]:
             if name in tables["parameters"] or name in tables["variables"] or name == "t":
                 raise doc.error(("definitions", name), f"'{name}' is declared as a parameter or a variable")
-        sides = {"der": self._model.der, "post": self._model.post, "pre": self._model.pre}
+        m = self._model
+        sides = {"der": m.der, "post": m.post, "pre": m.pre, "active": m.active}
         self._names.evaluate = Evaluator(ca.MX, self._names, self.functions, sides)
         self._names["t"] = self._model.time
         self._entries = 0
@@ -174,6 +178,8 @@ class Reader:
         bounds = self._declare(tables["parameters"], tables["variables"])
         for name, value in tables["modes"].items():
             self._mode(("modes", name), name, value)
+        for name, value in tables["clocks"].items():
+            self._clock(("clocks", name), name, value)
         for name, value in tables["transitions"].items():
             self._transition(("transitions", name), name, value)
         if "initial" in top:
@@ -447,11 +453,21 @@ class Reader:
                 spectral_radius=self._doc.number((*path, "spectral_radius"), entry["spectral_radius"]),
             )
 
+    def _clock(self, path: Path, name: str, given: Any) -> None:
+        entry = self._doc.table(path, given, ("period", "offset"))
+        if "period" not in entry:
+            raise self._doc.error(path, "the clock has no period")
+        found = {key: self._value((*path, key), value) for key, value in entry.items()}
+        with self._doc.at(path):
+            self._model.clock(**found, name=name)
+
     def _transition(self, path: Path, name: str, given: Any) -> None:
         entry = self._doc.table(path, given, TRANSITION)
         if "source" not in entry:
             raise self._doc.error(path, "the transition has no source")
-        source = self._doc.string((*path, "source"), entry["source"])
+        at = (*path, "source")
+        several = isinstance(entry["source"], list)
+        source: Any = self._doc.strings(at, entry["source"]) if several else self._doc.string(at, entry["source"])
         if "require" in entry:
             self._doc.table(path, entry, ("source", "require", "reason"))
             reason = self._doc.string((*path, "reason"), entry.get("reason", ""))
@@ -464,14 +480,22 @@ class Reader:
         if "reason" in entry:
             raise self._doc.error((*path, "reason"), "a reason belongs to a requirement, require = ...")
         target = self._doc.string((*path, "target"), entry["target"]) if "target" in entry else None
-        expressions = {key: self._value((*path, key), entry[key]) for key in ("guard", "at", "every", "metric")
-                       if key in entry}  # fmt: skip
+        keys = ("guard", "at", "every", "when", "priority", "delay", "metric")
+        expressions = {key: self._value((*path, key), entry[key]) for key in keys if key in entry}
+        if "clock" in entry:
+            if "every" in entry:
+                raise self._doc.error((*path, "clock"), "the transition has every = ..., too")
+            name_of_clock = self._doc.string((*path, "clock"), entry["clock"])
+            if name_of_clock not in self._model.clocks:
+                known = ", ".join(self._model.clocks) or "none"
+                raise self._doc.error((*path, "clock"), f"there is no clock '{name_of_clock}'; clocks: {known}")
+            expressions["every"] = self._model.clocks[name_of_clock]
         reset, labels = entry.get("reset"), dict[int, list[str]]()
         if isinstance(reset, list):
             reset, labels = self._equations((*path, "reset"), reset)
         else:
             reset = self._values((*path, "reset"), reset)
-        words: dict[str, Any] = {key: entry[key] for key in ("direction", "on_entry", "project") if key in entry}
+        words: dict[str, Any] = {key: entry[key] for key in WORDS if key in entry}
         if "resolution" in entry:
             words["resolution"] = self._doc.number((*path, "resolution"), entry["resolution"])
         tables: dict[str, Any] = {key: self._values((*path, key), entry.get(key)) for key in ("memory", "guess")}

@@ -15,6 +15,7 @@ from dae_hybrid.modelfile.graph_text import Definitions, Functions, Graph, Text
 from dae_hybrid.modelfile.reading import EQUATIONS, VERSION
 from dae_hybrid.statement.declarations import (
     DIRECTIONS,
+    Clock,
     Declaration,
     Functional,
     Initial,
@@ -24,6 +25,8 @@ from dae_hybrid.statement.declarations import (
     Transition,
 )
 from dae_hybrid.statement.model import HybridModel
+from dae_hybrid.statement.transitions import ALL, SAME
+from dae_hybrid.statement.triggers import PeriodicTrigger
 
 #: a long array to the value that stands for it in the document: its numbers, or the columns of a data file
 Data = Callable[[str, dict[str, NDArray[np.float64]]], dict[str, Any]]
@@ -62,6 +65,7 @@ class _Writer:
             "variables": {d.name: self._variable(d) for d in m.declarations.values() if d.kind != "parameter"},
             "functions": {},
             "definitions": {},
+            "clocks": {name: self._clock(clock) for name, clock in m.clocks.items()},
             "modes": {name: self._mode(mode) for name, mode in m.modes.items()},
             "transitions": {name: self._transition(t) for name, t in m.transitions.items()},
             "initial": {} if m.start is None else self._initial(m.start),
@@ -88,6 +92,8 @@ class _Writer:
                     found[part.__hash__()] = Text(text)
         for name, symbol in m.rates.items():
             found[symbol.__hash__()] = Text(f"der({quoted(name)})")
+        for name, symbol in m.indicators.items():
+            found[symbol.__hash__()] = Text(f"active({quoted(name)})")
         for name, symbol in m.posts.items():
             inner = quoted(name) if name in m.declarations else f"der({quoted(name[4:-1])})"  # named der(...)
             found[symbol.__hash__()] = Text(f"post({inner})")
@@ -155,18 +161,34 @@ class _Writer:
             "spectral_radius": float(motion.spectral_radius),
         }
 
+    def _clock(self, clock: Clock) -> dict[str, Any]:
+        return {"period": clock.period, "offset": clock.offset}
+
     def _transition(self, t: Transition) -> dict[str, Any]:
         if t.bound is not None or t.becomes or t.jumps or t.relation is not None:
             raise UnsupportedError(f"Transition '{t.name}' was derived by a build; write the model as it was declared.")
-        found: dict[str, Any] = {"source": t.source.name}
+        names = [mode.name for mode in t.sources]
+        found: dict[str, Any] = {"source": names[0] if len(names) == 1 else names or ALL}
         if t.refusal:
             return found | {"require": t.trigger.expression, "reason": t.refusal}
-        if t.target is not None:
-            found["target"] = t.target.name
-        found[t.trigger.argument] = t.trigger.expression
+        if t.target is not None or t.stays:
+            found["target"] = SAME if t.target is None else t.target.name
+        if isinstance(t.trigger, PeriodicTrigger) and t.trigger.clock:
+            found["clock"] = t.trigger.clock
+        else:
+            found[t.trigger.argument] = t.trigger.expression
         direction = next(word for word, sign in DIRECTIONS.items() if sign == t.direction)
         if direction != "both":
             found["direction"] = direction
+        for key in ("when", "priority"):
+            if getattr(t, key) is not None:
+                found[key] = getattr(t, key)
+        if t.delay is not None:
+            found |= {"delay": t.delay.time, "pending": t.delay.pending}
+            if t.delay.at_trigger:
+                found["values"] = "trigger"
+            if not t.delay.persistent:
+                found["persistent"] = False
         if t.on_entry != "wait":
             found["on_entry"] = t.on_entry
         if np.isfinite(t.resolution):

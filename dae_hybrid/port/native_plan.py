@@ -61,6 +61,7 @@ class NativeTransition:
     tangent: NativeFunction | None
     target: int
     cost: NativeFunction | None = None
+    permit: NativeFunction | None = None  # not 0 if the transition may fire; otherwise that without effect does
     begin: NativeFunction | None = None
     solve: NativeFunction | None = None
     unknowns: int = 0
@@ -116,8 +117,9 @@ class TransitionGraph:
     """The equations of all modes, and the links between them.
 
     For each mode there is a link for every transition, one for measurements and one for knots; any of them may be None.
-    `guarded` are the transitions with guards, `timed` those with times, in the order of the links; `sizes` are those of
-    (y, z) and `constraints` the numbers of constraints on y, by mode; the others are by transition. Periodic
+    `guarded` are the transitions with guards, `timed` those with times, `untaken` those without effect that replace
+    others of these, in the order of the links; `sizes` are those of (y, z) and `constraints` the numbers of constraints
+    on y, by mode; the others are by transition. `triggers` are the transitions whose triggers they have. Periodic
     transitions with the same non-negative number in `clocks` share a clock. `entries` are the positions of all signals
     in the memory.
     """
@@ -125,6 +127,9 @@ class TransitionGraph:
     equations: tuple[Equations, ...]
     guarded: tuple[tuple[int, ...], ...]
     timed: tuple[tuple[int, ...], ...]
+    untaken: tuple[tuple[int, ...], ...]
+    triggers: tuple[int, ...]
+    shared: tuple[int, ...]  # number of the statement that it shares with those of other modes, or -1
     clocks: tuple[int, ...]  # negative for a transition with a guard
     directions: tuple[int, ...]
     waits: tuple[bool, ...]
@@ -172,7 +177,8 @@ class TransitionGraph:
     @cached_property
     def exits(self) -> tuple[tuple[int, ...], ...]:
         """The transitions of every mode, in the order of its links."""
-        return tuple(guarded + timed for guarded, timed in zip(self.guarded, self.timed, strict=True))
+        own = zip(self.guarded, self.timed, self.untaken, strict=True)
+        return tuple(guarded + timed + untaken for guarded, timed, untaken in own)
 
 
 class Knots(NamedTuple):

@@ -138,10 +138,9 @@ class Automaton:
             entry = rules.evaluate(self.mode, self.t, self.at, entering=entering, jumped=jumped, resting=resting)
             firing, jumped = entry.fires, NO_TRANSITIONS
             due = np.inf
-            late = firing is None or firing.transition.refuses or (rules.reversed and not firing.corrects)
-            if self.mode.timed and late:
-                due, timed, count = rules.due(self.mode, self.t)
-                if timed is not None and (due <= self.t or self._is_now(due)):
+            if self.mode.timed and (firing is None or not firing.corrects):
+                due, timed, count = rules.due(self.mode, self.t, self.at)
+                if timed is not None and (due <= self.t or self._is_now(due)) and self._precedes(timed, firing):
                     firing = Firing(timed, count=count)
             overdue = self._overdue()
             firing = overdue if firing is None else firing
@@ -178,6 +177,14 @@ class Automaton:
                 entering, armed = True, armed if self.mode is source else NO_TRANSITIONS
             elif source.guarded:
                 rules.note_sides(source, self.t, self.at, armed=armed, leaving=self._leaving_signs(entry))
+
+    def _precedes(self, timed: TransitionMap, firing: Firing | None) -> bool:
+        """Whether a time event fires before another transition that is due: by priority, or if that is a condition."""
+        if firing is None or firing.transition.refuses:
+            return True
+        point = self.t, self.at.x, self.at.m, self.p
+        own, other = timed.priority(*point), firing.transition.priority(*point)
+        return own > other or (own == other and self.rules.reversed)
 
     def _due(self) -> float:
         """Return the time of the mode's next time event."""
@@ -531,10 +538,11 @@ class Automaton:
 
     def _fire(self, firing: Firing) -> bool:
         """Apply a transition and record it; return whether the run ends."""
+        firing = firing.decided(self.system, self.t, self.at, self.p)
         t, transition = self.t, firing.transition
         self.recording.remove_outputs(self._is_now)
         if transition.trigger.is_periodic:
-            self.rules.counts[transition.index] = firing.count
+            self.rules.counts[transition.trigger_index] = firing.count
         order = self.rules.fired(firing, t, 0.0 if firing.follows else firing.guard)
         self.n_events += 1
         if self.n_events > self.options.max_events:

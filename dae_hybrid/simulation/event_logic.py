@@ -105,12 +105,13 @@ class EventLogic:
     counts: dict[int, int] = field(default_factory=dict)  # elapsed periods, by periodic transition
     last_ticks: dict[int, int] = field(default_factory=dict)  # the period in which each fired last
     clock_ticks: dict[str, int] = field(default_factory=dict)  # ticks by clock whose mode has been left since
-    fired_once: set[int] = field(default_factory=set)  # transitions at a given time that have fired
+    fired_once: set[int | str] = field(default_factory=set)  # keys of transitions at a given time that have fired
     past_on_entry: set[tuple[str, str]] = field(default_factory=set)
     accumulation: float | None = None  # limit of accumulating events, once detected
 
     def __post_init__(self) -> None:
         self.ranges = np.zeros(len(self.system.transitions))  # largest |guard| so far
+        self._same: dict[tuple[int, int | None], dict[int, int]] = {}
         self.stayed_at_zero = np.zeros(len(self.system.transitions), dtype=np.int64)  # whether it stayed at zero
 
     @property
@@ -132,6 +133,30 @@ class EventLogic:
         self.nonzero.clear()
         self.due_sides.clear()
         self.last_fired = None
+
+    def _leave_mode(self, transition: TransitionMap, guard: float) -> None:
+        """Discard the sides of guards, except those of guards that the next mode shares."""
+        same = self._same_in_next(transition)
+        sides = {same[i]: side for i, side in self.sides.items() if i in same}
+        due_sides = {same[i]: side for i, side in self.due_sides.items() if i in same}
+        nonzero = {same[i] for i in self.nonzero if i in same}
+        self._forget_sides()
+        self.sides, self.due_sides, self.nonzero = sides, due_sides, nonzero
+        own = same.get(transition.trigger_index)
+        if own is not None:
+            self.fired_here[own], self.last_fired = guard, own
+            self.due_sides.pop(own, None)
+
+    def _same_in_next(self, transition: TransitionMap) -> dict[int, int]:
+        """Return guarded transitions of the mode that is left and the same ones of the next mode."""
+        pair = transition.source, transition.target
+        if pair not in self._same:
+            every, modes = self.system.transitions, self.system.modes
+            after = () if transition.target is None else modes[transition.target].guarded
+            next_ = {every[i].shared: i for i in after if every[i].shared}
+            before = modes[transition.source].guarded
+            self._same[pair] = {i: next_[every[i].shared] for i in before if every[i].shared in next_}
+        return self._same[pair]
 
     def elapsed(self, t: float) -> float:
         """Return the time scale of rounding errors of times at t."""
@@ -267,7 +292,8 @@ class EventLogic:
         if due:  # relations are updated first; conditions on the mode fail last
             due = [found for found in due if found[0].corrects] or due
             due = [found for found in due if not found[0].transition.refuses] or due[:1]
-            fires, is_error = due[-1 if self.reversed else 0]
+            turn = -1 if self.reversed else 1
+            fires, is_error = min(due, key=lambda found: self.rank(found[0].transition, t, at, turn))
             if is_error:
                 raise guard_passed(fires.transition.name, mode.name, t)
             if fires.corrects:
@@ -292,6 +318,10 @@ class EventLogic:
         found = at_rest(places, mode, t, at, p, self.options, past)
         return {places[i].index: band for i, band in found.items()}
 
+    def rank(self, transition: TransitionMap, t: float, at: StatePoint, turn: int = 1) -> tuple[float, int]:
+        """Return a key that orders the transitions of an instant: by priority, then by declaration."""
+        return -transition.priority(t, at.x, at.m, self.schedule.p), turn * transition.index
+
     def first_due(self, mode: ModeSystem, t: float, at: StatePoint, found: Firing, armed: frozenset[int]) -> Firing:
         """Return the transition that fires at a located crossing: others may be due at the same time to rounding."""
         for index, h, rate in self.moving_zeros(mode, t, at):
@@ -300,7 +330,8 @@ class EventLogic:
             if transition.refuses != found.transition.refuses:
                 earlier = found.transition.refuses
             else:
-                earlier = (index < found.transition.index) != self.reversed
+                turn = -1 if self.reversed else 1
+                earlier = self.rank(transition, t, at, turn) < self.rank(found.transition, t, at, turn)
             if other and earlier:
                 found = Firing(transition, h, rate)
         return found
@@ -351,14 +382,20 @@ class EventLogic:
         """Return the range of the guard over the duration of the run."""
         return float(self.ranges[transition.index]) / self._duration(t)
 
-    def due(self, mode: ModeSystem, t: float) -> tuple[float, TransitionMap | None, int]:
-        """Return time, transition and count of the next time event of the mode, not before t."""
+    def due(self, mode: ModeSystem, t: float, at: StatePoint | None = None) -> tuple[float, TransitionMap | None, int]:
+        """Return time, transition and count of the next time event of the mode, not before t.
+
+        Of several at one time it is the first by priority, at a point, and by declaration.
+        """
         every = list(self.timetable(mode, t))
         if not every:
             return np.inf, None, 0
         first, turn = min(time for time, _, _ in every), -1 if self.reversed else 1
         together = (own for own in every if own[0] - first <= self._instant(first))
-        _, transition, count = min(together, key=lambda own: turn * own[1].index)
+        if at is None:
+            _, transition, count = min(together, key=lambda own: turn * own[1].index)
+        else:
+            _, transition, count = min(together, key=lambda own: self.rank(own[1], t, at, turn))
         return first, transition, count
 
     def _instant(self, t: float) -> float:
@@ -376,13 +413,13 @@ class EventLogic:
             past = max(self.last_ticks.get(index, 0), self.clock_ticks.get(transition.clock, 0))
             time = self.schedule.time(transition, count)
             while time < t - self._instant(t) or count <= past:
-                period = self.schedule.time(transition, 1) - self.span[0]
-                count = max(count + 1, int((t - self.span[0]) / period))
+                first, period = self.schedule.ticks(transition)
+                count = max(count + 1, int((t - first) / period) + 1)
                 time = self.schedule.time(transition, count)
             self.counts[index] = count
             yield time, transition, count
         for time, transition in self.schedule.once(mode, t - self._instant(t), last):
-            if transition.index not in self.fired_once:
+            if transition.key not in self.fired_once:
                 last = time + self._instant(time) if last == np.inf else last
                 if time > last:
                     return
@@ -394,21 +431,22 @@ class EventLogic:
         Raises on chattering and Zeno behaviour.
         """
         order, transition = len(self.chain), firing.transition
+        index = transition.trigger_index
         self.relations_changed = transition.relation is not None and (self.relations_changed or not firing.follows)
         self.chain.append(transition.index)
         if transition.trigger.is_periodic:
-            self.last_ticks[transition.index] = self.counts[transition.index]
+            self.last_ticks[index] = self.counts[index]
         elif transition.trigger.is_timed:
-            self.fired_once.add(transition.index)
+            self.fired_once.add(transition.key)
         if transition.target == transition.source:
-            self.fired_here[transition.index] = abs(guard) if math.isfinite(guard) else 0.0
-            self.due_sides.pop(transition.index, None)
-            self.last_fired = transition.index
+            self.fired_here[index] = abs(guard) if math.isfinite(guard) else 0.0
+            self.due_sides.pop(index, None)
+            self.last_fired = index
         else:
             for index, count in self.last_ticks.items():
                 clock = self.system.transitions[index].clock
                 self.clock_ticks[clock] = max(count, self.clock_ticks.get(clock, 0))
-            self._forget_sides()
+            self._leave_mode(transition, abs(guard) if math.isfinite(guard) else 0.0)
         if len(self.chain) > self.options.max_transitions_per_instant:
             raise self._chattering(t)
         if order == 0:
@@ -510,12 +548,13 @@ class EventLogic:
         for index, count in table.last_instant:
             transition = self.system.transitions[index]
             self.chain.append(index)
+            own = transition.trigger_index
             if transition.trigger.is_periodic:
-                self.last_ticks[index] = count
+                self.last_ticks[own] = count
                 if transition.target != transition.source:
                     self.clock_ticks[transition.clock] = count
             elif transition.trigger.is_timed:
-                self.fired_once.add(index)
+                self.fired_once.add(transition.key)
 
     def notes(self) -> tuple[str, ...]:
         """Return the notes for `diagnostics`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,6 +33,13 @@ class Firing:
     def corrects(self) -> bool:
         """Whether it updates a relation after another transition; the state is not valid before it has."""
         return self.follows and self.transition.relation is not None
+
+    def decided(self, system: HybridSystem, t: float, at: StatePoint, p: Array) -> Firing:
+        """Return the firing of the transition without effect if the condition of this one does not hold."""
+        transition = self.transition
+        if transition.holds(t, at.x, at.m, p):
+            return self
+        return replace(self, transition=system.transitions[transition.otherwise])
 
     def refused(self, mode: ModeSystem, t: float, at: StatePoint) -> DaeHybridError:
         """Return the error of a failed condition on the mode."""

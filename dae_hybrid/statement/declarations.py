@@ -165,11 +165,30 @@ class Relation:
 
 
 @dataclass(frozen=True, eq=False)
+class Clock(Statement):
+    """Ticks at start time + offset + k period, k = 0, 1, ..."""
+
+    name: str
+    period: ca.MX
+    offset: ca.MX
+
+
+@dataclass(frozen=True, eq=False)
+class Delay(Statement):
+    """The delay between the trigger of a transition and its execution."""
+
+    time: ca.MX  # in values at the trigger
+    at_trigger: bool  # whether reset and memory have the values of the trigger, not those of the execution
+    persistent: bool  # whether it is carried out even if the trigger has turned false
+    pending: int  # largest number that may be pending at once
+
+
+@dataclass(frozen=True, eq=False)
 class Transition(Statement):
     """A transition: its trigger, its target and its reset."""
 
     name: str
-    source: Mode
+    sources: tuple[Mode, ...]  # empty for all modes
     target: Mode | None
     trigger: Trigger
     direction: int
@@ -188,6 +207,19 @@ class Transition(Statement):
     becomes: bool = False  # the guard is a condition, which a reset may make true as well as time
     jumps: bool = False  # the guard may jump across zero when a relation switches
     relation: Relation | None = None  # the relation whose switching it carries out
+    stays: bool = False  # the target is the mode that is active
+    when: ca.MX | None = None  # condition at the event
+    priority: ca.MX | None = None
+    delay: Delay | None = None
+    statement: str = ""  # name of the stated transition that it belongs to, if that is another one
+    shared: str = ""  # what it has in common with the same transition from other modes
+    skips: str = ""  # name of the transition that it replaces where the condition `when` does not hold
+
+    @property
+    def source(self) -> Mode:
+        """The source mode; a stated transition may have several."""
+        (source,) = self.sources
+        return source
 
     @property
     def guard(self) -> ca.MX | None:

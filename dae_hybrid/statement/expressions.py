@@ -151,6 +151,18 @@ def expression(what: str, value: Any, size: int | None) -> ca.MX:
     return column if column.is_dense() else ca.densify(column)
 
 
+def in_rows(what: str, value: Any, count: int, size: int) -> ca.MX:
+    """Convert values at several times to a matrix with a row for each; one row is repeated."""
+    found = matrix(what, value)
+    if found.shape in ((size, 1), (1, size), (1, 1)):
+        found = ca.repmat(found.T if found.shape == (size, 1) else found, count, size // found.numel())
+    if found.shape != (count, size):
+        raise ModelError(
+            f"{what} has shape {found.shape}, expected {(count, size)}: one row for each time, or {size} for all."
+        )
+    return found
+
+
 def equation_rows(what: str, given: Any) -> EquationRows:
     """Stack equations ``0 = e`` from an expression or a sequence of expressions into one column.
 

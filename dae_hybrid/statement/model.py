@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,20 +13,14 @@ from dae_hybrid.errors import ModelError
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.progress import Report, StageReport
 from dae_hybrid.statement.declarations import (
-    DIRECTIONS,
-    Declaration,
-    Direction,
     Functional,
     Initial,
     Mode,
-    OnEntry,
     Series,
-    Transition,
 )
-from dae_hybrid.statement.expressions import checked_name, equation_rows, expression, free_name, items, labelled, matrix
+from dae_hybrid.statement.expressions import checked_name, equation_rows, expression, items, labelled, matrix
 from dae_hybrid.statement.series import is_series, stated
-from dae_hybrid.statement.symbols import Symbols
-from dae_hybrid.statement.triggers import TRIGGERS
+from dae_hybrid.statement.transitions import ALL, SAME, Transitions
 from dae_hybrid.tables import counted
 
 if TYPE_CHECKING:
@@ -35,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(repr=False)
-class HybridModel(Symbols):
+class HybridModel(Transitions):
     """A hybrid DAE system in symbolic form.
 
     Declare symbols (`parameter`, `differential`, `algebraic`, `memory`, `signal`), combine them into CasADi
@@ -58,8 +51,6 @@ class HybridModel(Symbols):
     (1, 0.468004)
     """
 
-    modes: dict[str, Mode] = field(default_factory=dict, init=False)
-    transitions: dict[str, Transition] = field(default_factory=dict, init=False)
     functionals: dict[str, Functional] = field(default_factory=dict, init=False)
     start: Initial | None = field(default=None, init=False)
 
@@ -110,6 +101,8 @@ class HybridModel(Symbols):
         checked_name("mode", name)
         if name in self.modes:
             raise ModelError(f"Mode '{name}' is declared twice.")
+        if name in (ALL, SAME):
+            raise ModelError(f"A mode cannot be called '{name}', a word of transition().", remedy="Take another name.")
         given = (("residual", residual), ("algebraic", algebraic), ("constraint", constraint))
         implicit, closing, kept = (
             equation_rows(f"{kind} equation of mode '{name}':", equations) for kind, equations in given
@@ -126,172 +119,6 @@ class HybridModel(Symbols):
             raise ModelError(f"Mode '{name}' has no differential equation.")
         self.modes[name] = mode
         return mode
-
-    def transition(
-        self,
-        source: Mode | str,
-        target: Mode | str | None,
-        *,
-        guard: Any = None,
-        at: Any = None,
-        every: Any = None,
-        direction: Direction = "both",
-        reset: Mapping[Any, Any] | Sequence[Any] | None = None,
-        memory: Mapping[Any, Any] | None = None,
-        project: Sequence[Any] | None = None,
-        metric: Any = None,
-        guess: Mapping[Any, Any] | None = None,
-        on_entry: OnEntry = "wait",
-        resolution: float | None = None,
-        name: str | None = None,
-    ) -> Transition:
-        """Declare a transition between two modes, or one that ends the run.
-
-        Parameters
-        ----------
-        source, target : Mode or str
-            Modes before and after the transition; ``target=None`` ends the run.
-        guard : scalar expression
-            Fires when it crosses zero in `direction`. A condition, such as ``x > 1``, fires when it becomes true, or
-            false with ``direction="falling"``. It may use pre-transition states, algebraic variables, derivatives
-            (`der`), memory, parameters and time. Within each integrator step it is monitored by its values and
-            rates; set `resolution` if it varies much faster than the state.
-        at, every : expression in parameters
-            Fires at a time, or at start time + k period, k = 1, 2, ... Exactly one of `guard`, `at`, `every` is
-            required. Transitions with the same period share a clock: a tick consumed by a transition that leaves its
-            mode is not available in the target mode.
-        direction : {"rising", "falling", "both"}
-            Direction of the crossing.
-        reset : mapping of variable to expression, or sequence of equations, optional
-            A mapping gives new values of differential variables in terms of the old ones. A sequence states
-            ``0 = T(post, pre, p, t)`` (Serban and Recuero 2019, eq. 3c, 16c) with `post`, `pre` and `unknown`, and is
-            solved together with the target's equations and constraints. Variables without a `post` are continuous.
-        memory : mapping of memory to expression, optional
-            Updates of memory declared without ``of=``; may use `post` and `unknown`.
-        project : sequence of variables, optional
-            After the reset, move these differential variables to the nearest point that satisfies the target's
-            constraints; the others are held fixed.
-        metric : number, vector or matrix expression, optional
-            Defines "nearest" for `project`: the mass matrix, or its diagonal, in pre-transition values; identity by
-            default.
-        guess : mapping of variable to expression, optional
-            Initial guess of Newton's method for values after the transition, in pre-transition values. The defaults
-            are the values before the transition (algebraic variables and variables of implicit resets) and the
-            declared guess (unknowns). If an implicit reset has several solutions, the one that Newton's method
-            reaches from the guess is taken.
-        on_entry : {"wait", "fire", "error"}
-            Action if the guard is already past its threshold on entry into `source`: wait for the next crossing, fire
-            at once, or raise `GuardPassedError`. Several such transitions fire in order of declaration, each with the
-            values left by the one before.
-        resolution : float, optional
-            Longest time between two evaluations of the guard. Choose the shortest time for which the guard may stay
-            on one side of zero. The integrator's steps are not shortened; ``max_step`` does that.
-        name : str, optional
-            Default ``"source->target"``, numbered if that is taken.
-
-        Raises
-        ------
-        ModelError
-            The name is taken, or an argument is invalid or not an expression of this model.
-        """
-        start, end = self._mode(source, "source"), None if target is None else self._mode(target, "target")
-        if name is None:
-            name = free_name(f"{start.name}->{end.name if end else 'end'}", self.transitions)
-        checked_name("transition", name)
-        if name in self.transitions:
-            raise ModelError(f"Transition '{name}' is declared twice.")
-        given = [(kind, value) for kind, value in zip(TRIGGERS, (guard, at, every), strict=True) if value is not None]
-        if len(given) != 1:
-            raise ModelError(
-                f"Transition '{name}' needs exactly one of guard=, at=, every=; got "
-                f"{', '.join(kind.argument for kind, _ in given) or 'none'}."
-            )
-        if not isinstance(direction, str) or direction not in DIRECTIONS:
-            raise ModelError(f"Transition '{name}': direction must be rising, falling or both, got {direction!r}.")
-        if not isinstance(on_entry, str) or on_entry not in ("wait", "fire", "error"):
-            raise ModelError(f"Transition '{name}': on_entry must be wait, fire or error, got {on_entry!r}.")
-        number = isinstance(resolution, int | float) and not isinstance(resolution, bool)
-        if resolution is not None and not (number and 0 < resolution < 1e300):
-            raise ModelError(f"Transition '{name}': resolution must be a positive time, got {resolution!r}.")
-        ((kind, value),) = given
-        trigger = kind(expression(f"{kind.argument} of transition '{name}'", value, 1))
-        reset = labelled(f"reset of transition '{name}'", reset)
-        explicit = reset is None or isinstance(reset, Mapping)
-        if project is not None and not isinstance(project, list | tuple):
-            raise ModelError(f"project of transition '{name}' must be a list of variables, got {shown(project)}.")
-        moved = tuple(self.lookup(v, f"project of transition '{name}'") for v in project or ())
-        self._check_projection(name, moved, metric, explicit=explicit)
-        transition = Transition(
-            name,
-            start,
-            end,
-            trigger,
-            DIRECTIONS[direction],
-            on_entry,
-            math.inf if resolution is None else float(resolution),
-            self.assignments(reset, f"reset of transition '{name}'", ("differential",)) if explicit else {},
-            self.assignments(memory, f"memory of transition '{name}'", ("memory",)),
-            *equation_rows(f"reset equation of transition '{name}':", None if explicit else reset),
-            moved,
-            None if metric is None else matrix(f"metric of transition '{name}'", metric),
-            self.assignments(guess, f"guess of transition '{name}'", ("differential", "algebraic", "unknown")),
-        )
-        if end is None and (transition.reset or transition.equations.numel() or transition.memory or moved):
-            raise ModelError(f"Transition '{name}' ends the run: reset=, memory= and project= have no meaning.")
-        for key in transition.memory:
-            if self.declarations[key].of is not None or self.declarations[key].signal is not None:
-                raise ModelError(
-                    f"Transition '{name}' updates memory '{key}', which already is of= a variable, or a signal's."
-                )
-        self.transitions[name] = transition
-        return transition
-
-    def require(self, mode: Mode | str, quantity: Any, reason: str, *, name: str | None = None) -> Transition:
-        """Require that a quantity stays positive in a mode: the run is refused where it falls to zero.
-
-        Transitions due at the same instant fire first. For constant bounds of an algebraic variable use ``bounds=``.
-
-        Parameters
-        ----------
-        mode : Mode or str
-            Mode in which the requirement holds.
-        quantity : scalar expression
-            May use the same quantities as a guard.
-        reason : str
-            Message of the `ConsistencyError`.
-        name : str, optional
-            Default ``"<mode> requires"``, numbered if that is taken.
-
-        Examples
-        --------
-        >>> import dae_hybrid as dh
-        >>> m = dh.HybridModel("tank")
-        >>> h = m.differential("h")
-        >>> run = m.mode("run", ode={h: -1.0})
-        >>> _ = m.require(run, h, "The tank is empty.")
-        >>> m.initial(run, {h: 0.5})
-        >>> dh.simulate(m.build(), (0, 1))
-        Traceback (most recent call last):
-        dae_hybrid.errors.ConsistencyError: The tank is empty. [mode 'run', transition 'run requires', t = 0.5]
-        """
-        where = self._mode(mode, "mode")
-        name = free_name(f"{where.name} requires", self.transitions) if name is None else name
-        stated = self.transition(where, None, guard=quantity, direction="falling", on_entry="error", name=name)
-        self.transitions[name] = replace(stated, refusal=str(reason))
-        return self.transitions[name]
-
-    def _check_projection(self, name: str, moved: tuple[Declaration, ...], metric: Any, *, explicit: bool) -> None:
-        for declared in moved:
-            if declared.kind != "differential":
-                raise ModelError(
-                    f"project of transition '{name}': '{declared.name}' is a {declared.kind}, expected a differential."
-                )
-        if len(set(moved)) < len(moved):
-            raise ModelError(f"project of transition '{name}' names a variable twice.")
-        if moved and not explicit:
-            raise ModelError(f"Transition '{name}' has both project= and an implicit reset: state one of them.")
-        if metric is not None and not moved:
-            raise ModelError(f"Transition '{name}' has a metric= without project=.")
 
     # -- start --------------------------------------------------------------------------------------
 
@@ -630,25 +457,6 @@ class HybridModel(Symbols):
         from dae_hybrid.modelfile.files import read_file
 
         return read_file(path, data=data).model
-
-    # -- lookups ----------------------------------------------------------------------------------------
-
-    def _transition(self, key: Any, functional: str) -> str:
-        name = key if isinstance(key, str) else getattr(key, "name", None)
-        if name not in self.transitions or (isinstance(key, Transition) and self.transitions[name] is not key):
-            raise ModelError(
-                f"at_events of functional '{functional}': {key!r} is not a transition of model '{self.name}'.",
-                remedy=f"Transitions: {', '.join(self.transitions) or 'none'}.",
-            )
-        return name
-
-    def _mode(self, mode: Mode | str, where: str) -> Mode:
-        found = self.modes.get(mode if isinstance(mode, str) else getattr(mode, "name", ""))
-        if found is None or (isinstance(mode, Mode) and found is not mode):
-            raise ModelError(
-                f"{where} {mode!r} is not a mode of model '{self.name}'.", remedy=f"Modes: {', '.join(self.modes)}."
-            )
-        return found
 
 
 def _pairs(at_times: Any, functional: str) -> list[tuple[Any, Any]]:

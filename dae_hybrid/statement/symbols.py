@@ -13,7 +13,16 @@ from numpy.typing import ArrayLike
 from dae_hybrid.errors import ModelError
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.statement.declarations import Declaration, Interpolation, Kind, SignalData, Statement
-from dae_hybrid.statement.expressions import checked_name, entries, expression, labelled, limits, numbers, positive_size
+from dae_hybrid.statement.expressions import (
+    checked_name,
+    entries,
+    expression,
+    in_rows,
+    labelled,
+    limits,
+    numbers,
+    positive_size,
+)
 from dae_hybrid.statement.pickling import packed, unpacked
 from dae_hybrid.tables import html, in_short
 
@@ -30,6 +39,7 @@ class Symbols(Statement):
     declarations: dict[str, Declaration] = field(default_factory=dict, init=False)
     rates: dict[str, ca.MX] = field(default_factory=dict, init=False)
     posts: dict[str, ca.MX] = field(default_factory=dict, init=False)
+    indicators: dict[str, ca.MX] = field(default_factory=dict, init=False)  # by the name of the mode
     signals: dict[str, tuple[ca.MX, ca.MX]] = field(default_factory=dict, init=False)  # (value, rate)
 
     def __post_init__(self) -> None:
@@ -149,6 +159,36 @@ class Symbols(Statement):
             )
         start = None if initial is None else expression(f"initial value of memory '{name}'", initial, size)
         return self._declare(name, "memory", size, unit, description, initial=start, of=frozen)
+
+    def discrete(self, name: str, *, initial: Any, size: int = 1, unit: str = "", description: str = "") -> ca.MX:
+        """Declare a discrete state, constant between the ticks of the clocks that `update` it: `memory` without `of=`.
+
+        Parameters
+        ----------
+        initial : number, array or expression
+            Value at the start, in terms of parameters and differential variables.
+
+        Raises
+        ------
+        ModelError
+            The name is taken, or an argument is invalid.
+        """
+        return self.memory(name, initial=initial, size=size, unit=unit, description=description)
+
+    def active(self, mode: Any) -> ca.MX:
+        """Return an indicator: 1 in a mode, 0 in the others.
+
+        It may be used wherever variables may; at a transition it is that of the source mode.
+
+        Parameters
+        ----------
+        mode : Mode or str
+            A mode of this model, which may be declared later.
+        """
+        name = mode if isinstance(mode, str) else getattr(mode, "name", None)
+        if not isinstance(name, str):
+            raise ModelError(f"active() needs a mode or its name, got {shown(mode)}.")
+        return self.indicators.setdefault(name, ca.MX.sym(f"active({name})"))
 
     def signal(
         self,
@@ -281,8 +321,11 @@ class Symbols(Statement):
         """Return the declarations of one kind, in order."""
         return [d for d in self.declarations.values() if d.kind == kind]
 
-    def assignments(self, values: Any, where: str, kinds: tuple[str, ...]) -> dict[str, ca.MX]:
-        """Return a mapping of variable to expression, keyed by name; None gives an empty mapping."""
+    def assignments(self, values: Any, where: str, kinds: tuple[str, ...], rows: int | None = None) -> dict[str, ca.MX]:
+        """Return a mapping of variable to expression, keyed by name; None gives an empty mapping.
+
+        With `rows`, each value is a matrix with a row for each of several times.
+        """
         values = {} if values is None else labelled(where, values)
         if not isinstance(values, Mapping):
             raise ModelError(f"{where} must be a mapping of variable to expression, got {type(values).__name__}.")
@@ -296,7 +339,11 @@ class Symbols(Statement):
             if declared.name in found:
                 raise ModelError(f"{where}: '{declared.name}' is given twice.")
             what = f"{where}, '{declared.name}'"
-            found[declared.name] = expression(what, entries(what, declared.name, declared.size, value), declared.size)
+            if rows is None:
+                value = expression(what, entries(what, declared.name, declared.size, value), declared.size)
+            else:
+                value = in_rows(what, value, rows, declared.size)
+            found[declared.name] = value
         return found
 
     def _declare(self, name: str, kind: Kind, size: int, unit: str, description: str, **more: Any) -> ca.MX:

@@ -69,16 +69,31 @@ class TimeTrigger(Trigger):
 
 
 @dataclass(frozen=True, eq=False)
+class TimesTrigger(TimeTrigger):
+    """Each of several times is reached; `dae_hybrid.compile.expansion` makes a transition of each."""
+
+    @property
+    def count(self) -> int:
+        """Number of times."""
+        return int(self.expression.numel())
+
+
+@dataclass(frozen=True, eq=False)
 class PeriodicTrigger(TimeTrigger):
-    """Ticks of a clock that starts with the run."""
+    """Ticks numbered from 1.
+
+    `expression` is the period of ticks that begin one period after the start of the run, or the period and the offset
+    of the first tick of a clock.
+    """
+
+    clock: str = ""  # name of the clock
 
     argument = "every"
     is_periodic = True
 
     def schedule(self, clock: ca.MX) -> ca.MX:
         """Time of a tick."""
-        return clock[0] + clock[1] * self.expression
-
-
-#: in the order of the keywords of `HybridModel.transition`
-TRIGGERS: tuple[type[Trigger], ...] = (StateTrigger, TimeTrigger, PeriodicTrigger)
+        if self.expression.numel() == 1:
+            return clock[0] + clock[1] * self.expression
+        period, offset = ca.vertsplit(self.expression)
+        return clock[0] + offset + (clock[1] - 1) * period

@@ -160,7 +160,8 @@ def merged(
     Times are (N, n): `once` with the links of `at=`, `measured` with indices of measurements, `ticks` by clock with its
     link and the numbers of periods. Times that are equal to rounding become the same.
     """
-    others, turns = len(mode.guarded) + len(mode.timed), np.zeros(0) if knots is None else knots.times
+    others = len(mode.guarded) + len(mode.timed) + len(mode.untaken)
+    turns = np.zeros(0) if knots is None else knots.times
     kinds = [
         (np.tile(turns, (len(once[0]), 1)), np.full(turns.size, others + TURNS), np.arange(turns.size)),
         (*once, np.zeros_like(once[1])),
@@ -200,35 +201,56 @@ class Schedule:
     def __init__(self, system: HybridSystem, start: float, p: Array, end: float = np.inf) -> None:
         self.system, self.start, self.p, self.end = system, start, p, end
         self._once: dict[int, tuple[Array, NDArray[np.int64]]] = {}
-        self._first: dict[int, float] = {}
+        self._ticks_of: dict[int, tuple[float, float]] = {}
         self._alarms: tuple[Alarms, ...] = ()
         self._until = np.inf
         self._resolution = resolution(start, end)
 
     def time(self, transition: TransitionMap, count: int) -> float:
         """Time of a transition; for `every=`, after `count` periods."""
-        if count == 1 and transition.index in self._first:
-            return self._first[transition.index]
         time = float(transition.kernels["time"](self.p, schedule_state(self.start, count))[0][0])
         time = at_knot(self.system.signals, time, self.start)
-        if transition.trigger.is_periodic and count == 1 and self.start < time <= self.start + self._resolution:
+        if not np.isfinite(time):
+            raise self._not_due(transition, f"time is not finite: scheduled {time}")
+        return time
+
+    def ticks(self, transition: TransitionMap) -> tuple[float, float]:
+        """First tick and period of an `every=`.
+
+        Raises
+        ------
+        NonFiniteError
+            The period is not positive, or the first tick precedes the start of the run.
+        EventError
+            The period is below the resolution of times.
+        """
+        if transition.index in self._ticks_of:
+            return self._ticks_of[transition.index]
+        first, second = self.time(transition, 1), self.time(transition, 2)
+        period = second - first
+        if not period > 0:
+            raise self._not_due(transition, f"period is not positive: {period}")
+        if first < self.start - self._resolution:
+            raise self._not_due(transition, f"first tick, at {first}, precedes the start of the run")
+        if period <= self._resolution:
             raise EventError(
-                f"The period {time - self.start:.3g} is below the resolution of times, {self._resolution:.1e}.",
+                f"The period {period:.3g} is below the resolution of times, {self._resolution:.1e}.",
                 transition=transition.name,
                 mode=self.system.modes[transition.source].name,
                 time=self.start,
                 remedy="Count time from a start that is closer, or use a longer period.",
             )
-        if not np.isfinite(time) or (transition.trigger.is_periodic and count and time <= self.start):
-            what = "period is not positive" if transition.trigger.is_periodic else "time is not finite"
-            raise NonFiniteError(
-                f"The {what}: scheduled {time}.",
-                transition=transition.name,
-                mode=self.system.modes[transition.source].name,
-                time=self.start,
-                remedy="Check at= or every= of the transition at these parameters.",
-            )
-        return time
+        self._ticks_of[transition.index] = first, period
+        return first, period
+
+    def _not_due(self, transition: TransitionMap, what: str) -> NonFiniteError:
+        return NonFiniteError(
+            f"The {what}.",
+            transition=transition.name,
+            mode=self.system.modes[transition.source].name,
+            time=self.start,
+            remedy="Check at= or every= of the transition at these parameters.",
+        )
 
     def once(self, mode: ModeSystem, first: float, last: float = np.inf) -> Iterator[tuple[float, TransitionMap]]:
         """Yield the `at=` transitions of a mode within [first, last], by time, then in order of declaration."""
@@ -260,16 +282,18 @@ class Schedule:
     def _ticks(self, mode: ModeSystem, t: float) -> Iterator[tuple[int, NDArray[np.int64], Array]]:
         """Yield link, counts and times of the ticks of every clock of a mode from time t on."""
         stated = timed_transitions(self.system, mode, periodic=True)
-        first = stated.at(self.p, self.start, 1).tolist()
-        checked = {
-            t.index: at_knot(self.system.signals, time, self.start)
-            for t, time in zip(stated.transitions, first, strict=True)
-            if self.start + self._resolution < time < np.inf
-        }
-        self._first |= checked
-        periods = [self.time(transition, 1) - self.start for transition in stated.transitions]
-        begins = [max(1, int((t - self.start) // period)) for period in periods]
-        counts = [np.arange(n, n + ticks_within(d, self.end - t)) for n, d in zip(begins, periods, strict=True)]
+        first, second = (stated.at(self.p, self.start, count) for count in (1, 2))
+        if self.system.signals:
+            first, second = (
+                np.array([at_knot(self.system.signals, time, self.start) for time in own.tolist()])
+                for own in (first, second)
+            )
+        usual = np.isfinite(first) & (first >= self.start - self._resolution) & (second - first > self._resolution)
+        for i in np.flatnonzero(usual).tolist():
+            self._ticks_of[stated.transitions[i].index] = float(first[i]), float(second[i] - first[i])
+        own = [self.ticks(transition) for transition in stated.transitions]
+        begins = [max(1, int((t - first) // period) + 1) for first, period in own]
+        counts = [np.arange(n, n + ticks_within(d, self.end - t)) for n, (_, d) in zip(begins, own, strict=True)]
         yield from zip(stated.links.tolist(), counts, stated.ticks(self.p, self.start, counts), strict=True)
 
     def periodic(self, mode: ModeSystem) -> list[TransitionMap]:

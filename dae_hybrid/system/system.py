@@ -84,6 +84,7 @@ class ModeSystem(NotPicklable):
     solved_by_w: Callable[[], ca.Function]  # create the function for its derivative by (y, m, p)
     invariants: tuple[str, ...]  # labels of the constraints on which the state is kept
     fragile: bool  # whether [F_y' | F_z] may become singular, judged by structure
+    untaken: tuple[int, ...] = ()  # transitions without effect, of those that have a condition
 
     def not_finite(self, t: float, state: Array, m: Array, p: Array) -> tuple[list[str], list[int]]:
         """Names of rates, equations and integrands, and indices of guards, that are NaN or infinite at a state."""

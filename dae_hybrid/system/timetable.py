@@ -86,7 +86,7 @@ class Timetable:
 
     def _ticks(self, transition: TransitionMap, p: Array) -> int:
         """Return the largest number of periods in a run."""
-        periods = self._times(transition, p, np.ones(1))[:, 0] - self._span[0]
+        periods = np.diff(self._times(transition, p, np.arange(1, 3)))[:, 0]
         return max((ticks_within(period, self._span[1] - self._span[0]) for period in periods.tolist()), default=2)
 
     def _most(self, p: Array) -> int:

@@ -67,6 +67,8 @@ class TransitionMap:
                                                      of both
     linear       t, x-, m-, xi, p                    y+, m+ and Phi, each by u- and by xi; sizes of the terms of
                                                      dPhi/dxi; the start of z+ by u-
+    when         t, x-, m-, p                        not 0 if the transition may fire (where there is a condition)
+    priority     t, x-, m-, p                        order among the transitions of an instant (where it is stated)
     conditions   t, x-, m-, p                        the reset's equations without unknowns, by u-, and the sizes of
                                                      their terms
     cost         t, x-, m-, xi, p                    costs of all functionals, by u-, by xi (where there are any)
@@ -106,6 +108,33 @@ class TransitionMap:
     jumps: bool = False  # its guard may jump across zero when a relation changes
     relation: Relation | None = None  # the relation whose memory it updates
     keeps: bool = False  # its guard does not depend on anything that it changes
+    statement: str = ""  # its name in records, if that is another one
+    shared: str = ""  # what it has in common with the same transition from other modes
+    owner: int = -1  # the transition that it replaces where the condition of that one does not hold
+    otherwise: int = -1  # the transition that replaces it where its condition does not hold
+
+    @property
+    def trigger_index(self) -> int:
+        """Index of the transition whose trigger it has."""
+        return self.index if self.owner < 0 else self.owner
+
+    @property
+    def key(self) -> int | str:
+        """Identity of the statement: the same transition from another mode has the same one."""
+        return self.shared or self.trigger_index
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it replaces one whose condition does not hold: nothing changes."""
+        return self.owner >= 0
+
+    def holds(self, t: float, x: Array, m: Array, p: Array) -> bool:
+        """Whether its condition holds."""
+        return self.otherwise < 0 or bool(self.kernels["when"](t, x, m, p)[0][0])
+
+    def priority(self, t: float, x: Array, m: Array, p: Array) -> float:
+        """Its priority among the transitions of an instant."""
+        return float(self.kernels["priority"](t, x, m, p)[0][0]) if "priority" in self.kernels else 0.0
 
     @property
     def refuses(self) -> bool:
@@ -130,7 +159,7 @@ class TransitionMap:
     def title(self, memory: Array) -> str:
         """Name in a record, given the memory after it: ``"x < p" became true``."""
         if self.relation is None:
-            return self.name
+            return self.statement or self.name
         value = float(memory[self.relation.entry])
         became = f"{value:g}" if not self.relation.is_condition else "true" if value else "false"
         return f'"{self.relation.memory}" became {became}'
@@ -344,7 +373,7 @@ class TransitionMap:
         what = f"the trigger of transition '{self.name}'"
         refuse_not_finite(what, (h, flow_minus), mode=event.source, transition=self.name, time=t)
         rate = float(h[0, :nw] @ flow_minus + h[0, -1])
-        if self.is_kink and not event.follows:
+        if self.is_empty or (self.is_kink and not event.follows):
             return self._continuous(h, rate, flow_minus, g_minus, event)
         self._refuse_grazing(event, rate, conditions)
         cost, dxi = None, np.zeros((0, nw + np_ + 1))

@@ -98,7 +98,9 @@ def of_run(trajectory: Trajectory) -> Diagnostics:
     constraints = sum(len(modes[i].invariants) for i in trajectory.parts.modes)
     if constraints:
         checks.append(Check("constraints", True, f"the state was kept on {constraints}, to rounding at both ends"))
-    smooth = np.array([not transition.is_kink for transition in trajectory.system.transitions], dtype=bool)
+    smooth = np.array(
+        [not (transition.is_kink or transition.is_empty) for transition in trajectory.system.transitions], dtype=bool
+    )
     guarded = np.flatnonzero((events.direction != 0) & ~events.follows & smooth[events.index])
     if guarded.size:
         speeds = np.abs(events.rate) / np.where(events.rate_scale != 0, events.rate_scale, 1.0)

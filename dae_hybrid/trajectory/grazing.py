@@ -38,7 +38,8 @@ MAX_DENSE_SIZE = 400
 def refuse_shallow(trajectory: Trajectory, conditions: Conditions) -> None:
     """Refuse derivatives of event times that another run of the same accuracy might not have."""
     for event in trajectory.uncertified:
-        if not event.direction or event.follows or trajectory.system.transitions[event.index].is_kink:
+        transition = trajectory.system.transitions[event.index]
+        if not event.direction or event.follows or transition.is_kink or transition.is_empty:
             continue
         depth, turn = _parabola(trajectory, event)
         if depth > SHALLOW_FACTOR * accuracy(trajectory, event):

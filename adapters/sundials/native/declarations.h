@@ -303,9 +303,12 @@ typedef struct {                             /* an adjoint, integrated backward 
 
 typedef struct {                             /* a transition, measurement or knot */
   casadi_function cross, tangent, cost;      /* null if it is never native, or has no costs; see event_loop.c */
+  casadi_function permit;                    /* null without a condition; gives 0 where `otherwise` replaces it */
   casadi_function begin, solve;              /* equations to be solved after it; see arrival.c */
   const double *numbers;                     /* constants of this transition, for shared functions */
-  integer target, transition, index, direction, width;
+  integer target, transition, index, direction, width; /* `index`: the link whose trigger it has */
+  integer shared;                            /* number of the statement that it shares with others modes' links, or -1 */
+  integer otherwise;                         /* the link that replaces it if its condition does not hold */
   integer clock;                             /* of time events: index of the shared clock, else -1 */
   integer fixed;                             /* whether its time is given, independent of parameters */
   integer measures, turns;                   /* no transition: the point is recorded for a measurement, or is a knot of signals */

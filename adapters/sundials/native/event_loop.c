@@ -98,7 +98,7 @@ static int no_other_alarm(const event_loop *m, double t, const link *own) {
   }
   for (; i < before->n && before->times[i] - t <= near; i++) {
     const link *other = &from->links[before->links[i]];
-    const int is_own = other == own && before->times[i] == t;
+    const int is_own = other == &from->links[own->index] && before->times[i] == t;
     const int is_left = from != to && other->measures && before->times[i] == t; /* seen in the mode after the event */
     if (!is_own && !is_left && !follows(m, own, other, before->times[i] - t, instant)) return 0;
   }
@@ -144,6 +144,22 @@ static int one_alone(const event_loop *m, const mode_tables *from, integer index
   return 1;
 }
 
+/* The guard of the mode before an event that has the statement of a guard after it, -1 if none. `k` is the one found for an
+ * earlier guard: both modes have the statements in the same order. */
+static integer same_before(const mode_tables *from, const link *l, integer *k) {
+  if (l->shared < 0) return -1;
+  while (*k < from->n_guards && from->links[*k].shared < l->shared) ++*k;
+  return *k < from->n_guards && from->links[*k].shared == l->shared ? *k : -1;
+}
+
+/* The guard of the mode after an event that has the statement of the event's own guard, -1 if none. */
+static integer own_after(const mode_tables *from, const mode_tables *to, integer index) {
+  if (from == to || index < 0 || from->links[index].shared < 0) return from == to ? index : -1;
+  for (integer j = 0; j < to->n_guards; j++)
+    if (to->links[j].shared == from->links[index].shared) return j;
+  return -1;
+}
+
 /* Looks at the guards of the mode that is entered, and sets what the next segment needs to know of them; whether nothing
  * fires or is past its threshold. `decided`: none is zero that a neighbouring run would meet. */
 static int enter(event_loop *m, const mode_tables *from, const mode_tables *to, integer index, double t, const event *e,
@@ -153,29 +169,29 @@ static int enter(event_loop *m, const mode_tables *from, const mode_tables *to, 
   double *band = m->entered, *leaving_sign = band + to->run->model->n_guards;
   memset(band, 0, (size_t)(2 * to->run->model->n_guards) * sizeof(double));
   *decided = 1;
-  if (at_rest(m, from, to, from == to ? index : -1, t, e, decided)) return 0;
-  for (integer j = 0; j < to->n_guards; j++) {
+  if (at_rest(m, from, to, own_after(from, to, index), t, e, decided)) return 0;
+  for (integer j = 0, k = 0; j < to->n_guards; j++) {
+    const integer i = from == to ? j : same_before(from, &to->links[j], &k); /* the same guard before, or -1 */
     if (band[j] != 0) { /* it is at rest, and is to leave */
       if (to->links[j].toggles || to->links[j].jumps) return 0;
       continue;
     }
-    const int own = from == to && j == index;
+    const int own = i >= 0 && i == index;
     const double rounding = band_of(m, h[j], size[j], rate[j], t), towards = (double)to->links[j].direction * rate[j];
-    const double width = own ? fmax(rounding, RESIDUE * fabs(h0[j])) : rounding; /* as close to zero as it was located */
+    const double width = own ? fmax(rounding, RESIDUE * fabs(h0[i])) : rounding; /* as close to zero as it was located */
     if (fabs(h[j]) <= width) {
       const int moving = fabs(rate[j]) * duration(m, t) > width;
       if (!moving && (to->links[j].jumps || !to->links[j].waits)) return 0;
       band[j] = width;
       leaving_sign[j] = moving ? sign_of(rate[j]) : 0;
       if (moving && towards > 0 && (!own || to->links[j].toggles)) return 0;
-      if (moving && !own && from == to && to->links[j].direction == 0) return 0;
+      if (moving && !own && i >= 0 && to->links[j].direction == 0) return 0;
       const int kept = own && moving && to->links[j].keeps; /* a neighbouring run finds it at zero, too */
       if (!kept && (towards >= 0 || !(to->links[j].waits || (own && to->links[j].toggles)))) *decided = 0;
-    } else if (!own && from == to && to->links[j].jumps && h[j] * h0[j] < 0) {
+    } else if (!own && i >= 0 && to->links[j].jumps && h[j] * h0[i] < 0) {
       return 0;
     } else if (!own && (double)to->links[j].direction * h[j] > 0) { /* a reset may move its own guard further */
-      const double before = from == to ? band_of(m, h0[j], size0[j], rate0[j], t) : 0;
-      if (from != to || !((double)to->links[j].direction * h0[j] > before)) return 0;
+      if (i < 0 || !((double)to->links[j].direction * h0[i] > band_of(m, h0[i], size0[i], rate0[i], t))) return 0;
     }
   }
   return 1;
@@ -333,6 +349,18 @@ static void go_behind(event_loop *m, const run *before, const run *r) {
   m->path_row = r->n_path;
 }
 
+/* The link that is due: the one in progress, or that without effect if its condition does not hold; null on failure. */
+static const link *decide(event_loop *m, const mode_tables *from, double t) {
+  const link *l = &from->links[m->exit];
+  if (!l->permit) return l;
+  context *c = from->run->model;
+  double holds = 0, *res[1] = {&holds};
+  m->clock[1] = 0;
+  if (call(m, l->permit, l->numbers, t, c->api->array(from->run->x), c->memory, res, 1)) return 0;
+  if (!(holds != 0)) m->exit = l->otherwise;
+  return &from->links[m->exit];
+}
+
 /* Carry out the transition due at the end of a segment, or after others of the instant, if it can be done natively; returns 1
  * if so, else 0. */
 static int fire(event_loop *m) {
@@ -340,7 +368,8 @@ static int fire(event_loop *m) {
   run *r = from->run;
   context *c = r->model;
   const double t = r->t;
-  const link *l = &from->links[m->exit];
+  const link *l = decide(m, from, t);
+  if (!l) return 0;
   const int timed = l->clock >= 0;
   if (!l->cross || m->n_events - m->n_passed >= m->max_events || !(timed || crosses(m, r, l))) return 0;
   if (m->fired >= m->max_fired) return 0;
