@@ -149,9 +149,10 @@ class _Expansion:
         if transition.when is None:
             return
         none: dict[str, ca.MX] = {}
+        name = self.free(f"{transition.name} not taken")
         skip = replace(
-            transition, name=self.free(f"{transition.name} not taken"), target=transition.source, reset=none, memory=none,
-            equations=ca.MX(0, 1), labels=(), project=(), metric=None, guess=none, priority=None, freezes=False,
+            transition, name=name, target=transition.source, reset=none, memory=none, equations=ca.MX(0, 1),
+            labels=(), project=(), metric=None, guess=none, priority=None, freezes=False,
             statement=f"{stated} not taken", skips=transition.name,
         )  # fmt: skip
         self.model.transitions[skip.name] = skip

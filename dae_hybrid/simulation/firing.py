@@ -47,7 +47,7 @@ class Firing:
         if bound is not None:
             value = float(at.x[mode.variables[bound.variable]][bound.entry])
             return bound_passed(bound, value, mode=mode.name, transition=transition.name, time=t, entering=self.follows)
-        if self.follows:
+        if self.follows and not transition.jumps:  # a transition has led beyond it
             return guard_passed(transition.name, mode.name, t)
         return ConsistencyError(transition.refusal, mode=mode.name, transition=transition.name, time=t)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import casadi as ca
 import event_models
 import numpy as np
 import pytest
@@ -53,3 +54,199 @@ def test_other_adapters_give_the_same(case: Any, adapter: str) -> None:
     other = dh.adjoint_gradient(system, span, "G", adapter=adapter, rtol=1e-8, atol=1e-10)
     np.testing.assert_allclose(other.value, own.value, rtol=1e-6)
     np.testing.assert_allclose(other.gradient, own.gradient, rtol=1e-4, atol=1e-5)
+
+
+# -- closed forms and the order of an instant ---------------------------------------------------------
+
+
+def ramp() -> dh.HybridModel:
+    """x' = 1 from 0, q' = 0 from 1."""
+    m = dh.HybridModel("ramp")
+    x, q = m.differential("x"), m.differential("q")
+    run = m.mode("run", ode={x: 1, q: 0})
+    m.initial(run, {x: 0.0, q: 1.0})
+    m.functional("G", terminal=q)
+    return m
+
+
+def symbols(m: dh.HybridModel) -> list[ca.MX]:
+    """x and q."""
+    return [m.lookup(name, "").symbol for name in ("x", "q")]
+
+
+def names(system: dh.HybridSystem, span: tuple[float, float] = (0, 3), **options: Any) -> list[str]:
+    """Names of the events, relations left out."""
+    return [e.transition for e in dh.simulate(system, span, **options).events if '"' not in e.transition]
+
+
+def test_bounces_are_counted() -> None:
+    make, span, _ = event_models.MODELS["counted bounces"]
+    found = dh.adjoint_gradient(make().build(), span, "G", **OPTIONS)
+    top = 1 + 0.1**2 / (2 * 9.81)
+    np.testing.assert_allclose(found.value, 0.8**6 * top, rtol=1e-9)
+    np.testing.assert_allclose(found.gradient, [6 * 0.8**5 * top, 0.8**6], rtol=1e-8)
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize(("low", "high", "value"), [(1.0, 2.0, 3.0), (2.0, 1.0, 4.0), (1.0, 1.0, 4.0)])
+def test_the_highest_priority_fires_first(native: bool, low: float, high: float, value: float) -> None:
+    m = ramp()
+    x, q = symbols(m)
+    own = m.parameter("own", low)
+    m.transition("run", "run", guard=x > 1, reset={q: q + 1}, priority=own, name="add")
+    m.transition("run", "run", guard=x > 1, reset={q: 2 * q}, priority=high, name="double")
+    system = m.build(native=native)
+    first = ["add", "double"] if low >= high else ["double", "add"]
+    assert names(system) == first
+    assert dh.simulate(system, (0, 3)).functionals["G"] == value
+
+
+def test_a_time_event_of_higher_priority_precedes_a_guard() -> None:
+    m = ramp()
+    x, q = symbols(m)
+    m.transition("run", "run", guard=x > 1, reset={q: q + 1}, name="guard")
+    m.transition("run", "run", at=1.0, reset={q: 2 * q}, priority=1, name="time")
+    assert names(m.build(native=False)) == ["time", "guard"]
+
+
+def test_a_condition_holds_at_the_event_or_nothing_happens() -> None:
+    m = ramp()
+    x, q = symbols(m)
+    m.transition("run", "run", guard=x - 1, reset={q: q + 1}, when=q > 2, name="never")
+    m.transition("run", None, every=0.8, when=m.time > 1.5, name="end")
+    system = m.build()
+    assert names(system) == ["end not taken", "never not taken", "end"]
+    assert dh.simulate(system, (0, 3)).final[0] == 1.6
+
+
+def test_a_condition_at_its_threshold_has_no_derivative() -> None:
+    m = ramp()
+    x, q = symbols(m)
+    c = m.parameter("c", 1.0)
+    m.transition("run", "run", guard=x - 1, reset={q: q + 1}, when=m.time >= c, name="touch")
+    with pytest.raises(dh.EventError, match="touch"):
+        dh.adjoint_gradient(m.build(), (0, 3), "G", **OPTIONS)
+    below = dh.adjoint_gradient(m.build(), (0, 3), "G", parameters={"c": 0.9}, **OPTIONS)
+    assert (below.value, below.gradient[0]) == (2.0, 0.0)
+
+
+def test_a_clock_ticks_at_the_start_and_its_multiple_with_it() -> None:
+    m = ramp()
+    x, _ = symbols(m)
+    a, b = m.discrete("a", initial=0.0), m.discrete("b", initial=0.0)
+    fast = m.clock(0.1, name="fast")
+    m.update(fast, {a: a + 1})
+    m.update(m.clock(fast, factor=3, name="slow"), {b: a})
+    m.functional("both", terminal=ca.vertcat(a, b, x))
+    for native in (True, False):
+        sol = dh.simulate(m.build(), (0, 0.95), native_events=native)
+        np.testing.assert_allclose(sol.functionals["both"], [10, 10, 0.95])
+        assert [e.transition for e in sol.events][:3] == ["fast", "slow", "fast"]
+
+
+def test_updates_use_the_values_before_the_tick() -> None:
+    m = ramp()
+    a, b = m.discrete("a", initial=1.0), m.discrete("b", initial=2.0)
+    clock = m.clock(1.0, offset=0.5)
+    m.update(clock, {a: b})
+    m.update(clock, {b: a})
+    m.functional("both", terminal=ca.vertcat(a, b))
+    np.testing.assert_array_equal(dh.simulate(m.build(native=False), (0, 1)).functionals["both"], [2, 1])
+
+
+def test_pending_transitions_are_cancelled_within_an_instant() -> None:
+    """Two events of SBML that are due at once: the first one makes the trigger of the second one false."""
+    m = ramp()
+    x, q = symbols(m)
+    for name, priority in (("low", 1), ("high", 2)):
+        m.transition(
+            "all", "same", guard=dh.all_of(x > 1, q < 2), delay=0, values="trigger", persistent=False, pending=1,
+            priority=priority, reset={q: q + 5}, name=name,
+        )  # fmt: skip
+    found = [name for name in names(m.build(native=False)) if name in ("low", "high")]
+    assert found == ["high"]
+
+
+def test_pending_transitions_are_carried_out_by_priority() -> None:
+    m = ramp()
+    x, q = symbols(m)
+    for name, priority in (("low", 1), ("high", 2)):
+        m.transition(
+            "all", "same", guard=x > 1, delay=0.5, values="trigger", pending=1, priority=priority,
+            reset={q: q + priority}, name=name,
+        )  # fmt: skip
+    system = m.build(native=False)
+    assert names(system) == ["low triggered", "high triggered", "high", "low"]
+    assert dh.simulate(system, (0, 3)).functionals["G"] == 2.0  # both have the value of their trigger
+
+
+def test_a_full_queue_is_refused() -> None:
+    m = ramp()
+    _, q = symbols(m)
+    m.transition("run", "run", every=0.1, delay=1.05, pending=3, reset={q: q + 1}, name="slow")
+    with pytest.raises(dh.ConsistencyError, match="More than 3 executions of transition 'slow' are pending") as raised:
+        dh.simulate(m.build(native=False), (0, 3))
+    assert raised.value.time == pytest.approx(0.4)
+
+
+def test_a_negative_delay_is_refused() -> None:
+    m = ramp()
+    x, q = symbols(m)
+    d = m.parameter("d", -0.1)
+    m.transition("run", "run", guard=x > 1, delay=d, reset={q: q + 1}, name="early")
+    with pytest.raises(dh.GuardPassedError, match="early"):
+        dh.simulate(m.build(native=False), (0, 3))
+
+
+def test_times_in_memory_that_are_past_do_not_fire() -> None:
+    m = ramp()
+    _, q = symbols(m)
+    due = m.memory("due", initial=0.5)
+    m.transition("run", "run", at=due, reset={q: q + 1}, memory={due: due + 0.6}, name="next")
+    m.transition("run", "run", at=2.0, memory={due: 1.9}, name="back")
+    assert names(m.build()) == ["next", "next", "next", "back"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"source": "nowhere"}, "source 'nowhere' is not a mode"),
+        ({"source": []}, "source must be a mode"),
+        ({"source": ["run", "run"]}, "names a mode twice"),
+        ({"delay": -1.0}, "delay must not be negative"),
+        ({"delay": 1.0, "values": "later"}, "values must be"),
+        ({"delay": 1.0, "persistent": 1}, "persistent must be"),
+        ({"delay": 1.0, "pending": 0}, "pending must be"),
+        ({"values": "trigger"}, "without a delay"),
+        ({"at": [1.0, 2.0], "guard": None, "reset": {"q": [1.0, 2.0, 3.0]}}, "one row for each time"),
+        ({"guard": None, "every": "clock"}, "every of transition"),
+        ({"when": [1.0, 2.0]}, "when of transition"),
+    ],
+)
+def test_statements_are_refused(words: dict[str, Any], said: str) -> None:
+    m = ramp()
+    x, _ = symbols(m)
+    with pytest.raises(dh.ModelError, match=said):
+        m.transition(**({"source": "run", "target": "same", "guard": x - 1, "direction": "both"} | words))
+
+
+def test_clocks_are_refused() -> None:
+    m, other = ramp(), ramp()
+    clock, u = m.clock(1.0), m.discrete("u", initial=0.0)
+    with pytest.raises(dh.ModelError, match="is not a clock of model"):
+        other.transition("run", "same", every=clock)
+    with pytest.raises(dh.ModelError, match="factor= needs another clock"):
+        m.clock(1.0, factor=2)
+    m.update(clock, {u: 1.0})
+    with pytest.raises(dh.ModelError, match="updates u twice"):
+        m.update(clock, {u: 2.0})
+    m.active("nowhere")
+    with pytest.raises(dh.ModelError, match="names nowhere, which is not a mode"):
+        m.build(native=False)
+
+
+def test_a_clock_does_not_begin_before_the_run() -> None:
+    m = ramp()
+    m.update(m.clock(1.0, offset=-0.5), {m.discrete("u", initial=0.0): 1.0})
+    with pytest.raises(dh.NonFiniteError, match="precedes the start"):
+        dh.simulate(m.build(native=False), (0, 1))
