@@ -269,26 +269,32 @@ class RunInspector:
         found = [firing for firing in self.near(self.after(event)) if firing.transition.index != self.trigger(event)]
         mode, t, *_ = self.after(event)
         if event.source != event.target:
-            return found + self._times_near(mode, t, event)
+            return found + self._times_near(mode, t)
         left_alone = self.untouched([event], Conditions(strict=False)) if found else set()
         return [firing for firing in found if firing.transition.index not in left_alone]
 
-    def _times_near(self, mode: ModeSystem, t: float, event: EventRecord) -> list[Firing]:
+    def _times_near(self, mode: ModeSystem, t: float) -> list[Firing]:
         """Return other time events that coincide with a mode's entry by an event to the accuracy of the run.
 
-        The event uses up the tick of its clock.
+        The events of the instant use up the ticks of their clocks.
         """
-        found = []
-        slack, clock = self.slack(t), self.system.transitions[event.index].clock
+        found, slack = [], self.slack(t)
+        used = self._ticks_at(t, slack)
         for transition in self.schedule.periodic(mode):
             first, period = self.schedule.ticks(transition)
             count = round((t - first) / period) + 1
-            is_used = (transition.clock, count) == (clock, event.count)
+            is_used = (transition.clock, count) in used
             if count > 0 and not is_used and abs(self.schedule.time(transition, count) - t) <= slack:
                 found.append(Firing(transition, count=count))
-        found += [Firing(transition) for _, transition in self.schedule.once(mode, t - slack, t + slack)]
-        own = self.system.transitions[event.index].key
-        return [firing for firing in found if firing.transition.key != own]
+        once = (transition for _, transition in self.schedule.once(mode, t - slack, t + slack))
+        return found + [Firing(transition) for transition in once if (transition.key, 0) not in used]
+
+    def _ticks_at(self, t: float, slack: float) -> set[tuple[int | str, int]]:
+        """Return clocks and counts of the ticks, and keys of the times, that have fired at an instant."""
+        first, last = np.searchsorted(self._times, t - slack), np.searchsorted(self._times, t + slack, side="right")
+        events = self.run.events[int(first) : int(last)]
+        own = ((self.system.transitions[event.index], event.count) for event in events)
+        return {(transition.clock or transition.key, count) for transition, count in own}
 
     def due(self, point: Point) -> list[Firing]:
         """Return the transitions that are due at a point of a mode that stays active."""

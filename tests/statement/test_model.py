@@ -283,7 +283,7 @@ def test_exactly_one_trigger() -> None:
     raises(dh.ModelError, lambda: m.transition(m.run, m.rest, guard=m.y, on_entry="go"), "wait", "'go'")
 
 
-@pytest.mark.parametrize("guard", [lambda m: 1.0, lambda m: m.k - 2, lambda m: m.r, lambda m: 0 * m.y], ids=range(4))
+@pytest.mark.parametrize("guard", [lambda m: 1.0, lambda m: m.k - 2, lambda m: 0 * m.y], ids=range(3))
 def test_a_guard_that_depends_on_nothing(guard: Callable[[Any], Any]) -> None:
     error = build_fails(lambda m: m.transition(m.run, m.rest, guard=guard(m), name="go"), "guard", "'go'", "at=")
     assert error.transition == "go"
