@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+import matplotlib as mpl
 
-matplotlib.use("Agg")
+mpl.use("Agg")
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "recipes.md"
 
 
