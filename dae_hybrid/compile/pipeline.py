@@ -24,6 +24,7 @@ from dae_hybrid.compile.expansion import expanded
 from dae_hybrid.compile.initial_functions import build_initial
 from dae_hybrid.compile.lowering import symbols_for
 from dae_hybrid.compile.mode_system import motion_to_compile, to_compile
+from dae_hybrid.compile.mass import with_mass
 from dae_hybrid.compile.native_transitions import graph, point_functions
 from dae_hybrid.compile.origin import Origin
 from dae_hybrid.compile.relations import with_relations
@@ -58,7 +59,7 @@ def build_system(
     index2, kink = "direct" if direct else "reduced", "events" if kinks else "integrate"
     origin = Origin(model, {"native": native, "eliminate": eliminate, "index2": index2, "kinks": kink})
     parts.begin("equations")
-    stated = with_bounds(expanded(model))
+    stated = with_bounds(expanded(with_mass(model)))
     model, assumed_smooth = with_relations(stated, kinks=kinks)
     builders = Builders(model, eliminate=eliminate, direct=direct)
     parts.begin("transitions")
@@ -227,9 +228,10 @@ def _check_declarations(model: HybridModel) -> None:
         )
     modes = model.modes.values()
     used = {s.__hash__() for s in ca.symvar(ca.veccat(*(e for mode in modes for e in mode.equations)))}
+    of_mass = {name for mode in modes if mode.mass is not None for name in mode.mass.variables}
     for d in model.of_kind("differential"):
         rate = model.rates.get(d.name)
-        if not any(d.name in mode.ode for mode in modes) and (rate is None or rate.__hash__() not in used):
+        if d.name not in of_mass and not any(d.name in mode.ode for mode in modes) and (rate is None or rate.__hash__() not in used):
             raise ModelError(f"State '{d.name}' has no equation in any mode.", variables=[d.name])
     for d in model.of_kind("algebraic"):
         if d.symbol.__hash__() not in used:

@@ -112,6 +112,16 @@ class MotionStatement(Statement):
 
 
 @dataclass(frozen=True, eq=False)
+class MassStatement(Statement):
+    """Equations ``M y' = f``; `compile.mass` rewrites them into the other forms."""
+
+    variables: tuple[str, ...]  # names of the differential variables that make up y
+    matrix: ca.MX
+    rhs: ca.MX
+    labels: tuple[str, ...]  # labels of the rows
+
+
+@dataclass(frozen=True, eq=False)
 class Mode(Statement):
     """Smooth equations, active until a transition fires."""
 
@@ -123,11 +133,13 @@ class Mode(Statement):
     labels: tuple[str, ...] = ()  # labels of residual, algebraic and constraint equations, in this order
     idle: tuple[str, ...] = ()  # algebraic variables that this mode does not use; their bounds are not checked
     motion: MotionStatement | None = None
+    mass: MassStatement | None = None
 
     @property
     def equations(self) -> list[ca.MX]:
         """Right-hand sides and residuals."""
-        return [*self.ode.values(), self.residual, self.algebraic, self.constraint]
+        of_mass = [] if self.mass is None else [ca.vec(self.mass.matrix), self.mass.rhs]
+        return [*self.ode.values(), self.residual, self.algebraic, self.constraint, *of_mass]
 
     @cached_property
     def everything(self) -> ca.MX:

@@ -19,6 +19,7 @@ from dae_hybrid.statement.declarations import (
     Series,
 )
 from dae_hybrid.statement.expressions import checked_name, equation_rows, expression, items, labelled, matrix
+from dae_hybrid.statement.mass import mass_statement
 from dae_hybrid.statement.series import is_series, stated
 from dae_hybrid.statement.transitions import ALL, SAME, Transitions
 from dae_hybrid.tables import counted
@@ -71,6 +72,9 @@ class HybridModel(Transitions):
         residual: Sequence[Any] | ca.MX | None = None,
         algebraic: Sequence[Any] | ca.MX | None = None,
         constraint: Sequence[Any] | ca.MX | None = None,
+        mass: Any = None,
+        rhs: Sequence[Any] | ca.MX | None = None,
+        variables: Sequence[Any] | None = None,
     ) -> Mode:
         """Declare a mode by its equations. The forms may be combined.
 
@@ -91,6 +95,12 @@ class HybridModel(Transitions):
             nonsingular. Equations of `residual` and `algebraic` that contain neither derivatives nor algebraic
             variables are treated as constraints. In mode, reset and initial equations, ``("rod", e)`` in place of an
             expression e names the equation in error messages.
+        mass, rhs : matrix expression (n, n) or its diagonal (n,), and sequence of expressions
+            ``M y' = f`` with M(y, z, m, p, t), which may be singular. `build` finds the index: combinations of rates
+            that M determines are states, the other variables are algebraic. See docs/formulations.md.
+        variables : sequence of variables, optional
+            The differential variables of `mass` in the order of its columns. By default all of the model, in order of
+            declaration, that `ode` does not name.
 
         Raises
         ------
@@ -114,8 +124,9 @@ class HybridModel(Transitions):
             closing.equations,
             kept.equations,
             (*implicit.labels, *closing.labels, *kept.labels),
+            mass=mass_statement(self, name, mass, rhs, variables, () if ode is None else tuple(ode)),
         )
-        if not mode.ode and not mode.residual.numel():
+        if not mode.ode and not mode.residual.numel() and mode.mass is None:
             raise ModelError(f"Mode '{name}' has no differential equation.")
         self.modes[name] = mode
         return mode

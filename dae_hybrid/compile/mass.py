@@ -1,0 +1,194 @@
+"""Rewrite modes stated with a mass matrix, M y' = f, into the other forms of equations.
+
+A variable whose rate follows from M, f and parameters keeps its equation in `Mode.ode`. If M is singular, a combination
+of variables whose rate follows becomes a state of its own, named by the combination, and its variables become
+algebraic. Where the matrix varies between transitions, the equations stay implicit, in `Mode.residual`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import casadi as ca
+import numpy as np
+
+from dae_hybrid.compile.mass_events import Combination, rewrite_events
+from dae_hybrid.compile.mass_structure import MassStructure, Weights, mass_structure
+from dae_hybrid.errors import FormulationError
+from dae_hybrid.statement.declarations import Declaration, Mode
+from dae_hybrid.statement.discontinuous_nodes import bare
+from dae_hybrid.statement.model import HybridModel
+
+
+@dataclass
+class _Rewriting:
+    model: HybridModel
+    combinations: dict[str, Combination] = field(default_factory=dict)
+    of_mode: dict[str, list[Combination]] = field(default_factory=dict)
+
+    def structures(self) -> dict[str, MassStructure]:
+        """The structure of each mass matrix."""
+        parameters = {d.symbol.__hash__(): d.start for d in self.model.of_kind("parameter")}
+        return {
+            mode.name: mass_structure(
+                mode.name, mode.mass.matrix, parameters, mode.mass.labels, [self._label(*e) for e in self.columns(mode)]
+            )
+            for mode in self.model.modes.values()
+            if mode.mass is not None
+        }
+
+    def columns(self, mode: Mode) -> list[tuple[str, int]]:
+        """Variable and entry of each column of the mass matrix."""
+        if mode.mass is None:
+            return []
+        return [(name, i) for name in mode.mass.variables for i in range(self.model.declarations[name].size)]
+
+    def algebraic(self, structures: dict[str, MassStructure]) -> set[str]:
+        """Names of the variables with an entry whose rate does not follow by itself.
+
+        Raises
+        ------
+        FormulationError
+            Another equation needs the rate of such a variable.
+        """
+        found: dict[str, str] = {}
+        for key, structure in structures.items():
+            columns = self.columns(self.model.modes[key])
+            single = {next(iter(own)) for own, _ in structure.states if len(own) == 1}
+            rates = self._implicit_columns(structure)
+            found |= {columns[j][0]: key for j in range(len(columns)) if j not in single | rates}
+        for key, mode in self.model.modes.items():
+            columns = self.columns(mode)
+            rates = self._implicit_columns(structures[key]) if key in structures else set()
+            used = {s.__hash__() for s in ca.symvar(ca.vertcat(mode.residual, mode.algebraic))}
+            needed = {columns[j][0] for j in rates}
+            needed |= {name for name, rate in self.model.rates.items() if rate.__hash__() in used}
+            for name in needed & found.keys():
+                raise FormulationError(
+                    f"The mass matrix of mode '{found[name]}' leaves an entry of '{name}' algebraic, and an equation "
+                    "needs its rate.",
+                    mode=key,
+                    variables=[name],
+                    remedy="Declare the entries with and without a rate as variables of their own; state the modes "
+                    "with the same differential variables.",
+                )
+        return set(found)
+
+    @staticmethod
+    def _implicit_columns(structure: MassStructure) -> set[int]:
+        """Columns whose rates occur in implicit equations."""
+        rows = {i for weights in structure.implicit for i in weights}
+        return {j for i, j in structure.pattern if i in rows}
+
+    def mode(self, mode: Mode, structure: MassStructure | None, algebraic: set[str]) -> Mode:
+        """The mode without a mass matrix, and without rates of variables that are algebraic elsewhere."""
+        ode: dict[str, Any] = {}
+        self.of_mode[mode.name] = own = []
+        for name, rate in mode.ode.items():
+            if name in algebraic:
+                for i in range(rate.numel()):
+                    own.append(self._combination({(name, i): 1.0}))
+                    ode[own[-1].name] = rate[i]
+            else:
+                ode[name] = rate
+        residual, closing = [], []
+        if mode.mass is not None and structure is not None:
+            columns, f, labels = self.columns(mode), mode.mass.rhs, mode.mass.labels
+            implicit = {columns[j][0] for j in self._implicit_columns(structure)}
+            rates: dict[str, dict[int, Any]] = {}
+            for of, weights in structure.states:
+                name, i = columns[next(iter(of))]
+                if name not in algebraic:
+                    rates.setdefault(name, {})[i] = _weighted(weights, f), _joined(weights, labels)
+                else:
+                    own.append(self._combination({columns[j]: factor for j, factor in of.items()}))
+                    ode[own[-1].name] = _weighted(weights, f)
+            for name, entries in rates.items():
+                if name in implicit:
+                    residual += [(label, self.model.der(name)[i] - rate) for i, (rate, label) in entries.items()]
+                else:
+                    ode[name] = ca.vertcat(*(entries[i][0] for i in sorted(entries)))
+            if structure.implicit:
+                y = ca.vertcat(*(self.model.der(n) if n in implicit else ca.MX(self.model.declarations[n].size, 1)
+                                 for n in mode.mass.variables))  # fmt: skip
+                off = ca.mtimes(mode.mass.matrix, y) - f
+                residual += [(_joined(weights, labels), _weighted(weights, off)) for weights in structure.implicit]
+            closing += [(_joined(weights, labels), _weighted(weights, f)) for weights in structure.algebraic]
+        symbols = {d.name: d.symbol for d in self.model.of_kind("differential")}
+        closing += [(f"value of {c.name}", c.value(symbols) - c.symbol) for c in own]
+        split = [mode.residual.numel(), mode.residual.numel() + mode.algebraic.numel()]
+        stated = [mode.labels[: split[0]], mode.labels[split[0] : split[1]], mode.labels[split[1] :]]
+        return replace(
+            mode,
+            ode=ode,
+            residual=_column(mode.residual, residual),
+            algebraic=_column(mode.algebraic, closing),
+            labels=(*stated[0], *_names(residual), *stated[1], *_names(closing), *stated[2]),
+            mass=None,
+        )
+
+    def _combination(self, terms: dict[tuple[str, int], Any]) -> Combination:
+        """The state of a combination, shared by the modes that have it."""
+        text = " + ".join(self._term(*item) for item in terms.items())
+        name = f"({text})".replace("+ -1 ", "- ").replace("+ -", "- ")
+        if name not in self.combinations:
+            self.combinations[name] = Combination(name, ca.MX.sym(name), terms)
+        return self.combinations[name]
+
+    def _term(self, entry: tuple[str, int], factor: Any) -> str:
+        if isinstance(factor, float) and factor == 1.0:
+            return self._label(*entry)
+        text = f"{factor:.12g}" if isinstance(factor, float) else bare(str(factor))
+        return f"{text} {self._label(*entry)}"
+
+    def _label(self, name: str, i: int) -> str:
+        return name if self.model.declarations[name].size == 1 else f"{name}[{i}]"
+
+
+def _weighted(weights: Weights, rows: ca.MX) -> Any:
+    return sum(rows[i] if isinstance(w, float) and w == 1.0 else w * rows[i] for i, w in weights.items())
+
+
+def _joined(weights: Weights, labels: Sequence[str]) -> str:
+    return " and ".join(labels[i] for i in weights)
+
+
+def _column(stated: ca.MX, more: list[tuple[str, Any]]) -> ca.MX:
+    return ca.vertcat(stated, *(row for _, row in more)) if more else stated
+
+
+def _names(rows: list[tuple[str, Any]]) -> list[str]:
+    return [name for name, _ in rows]
+
+
+def with_mass(model: HybridModel) -> HybridModel:
+    """Return the model without mass matrices.
+
+    Raises
+    ------
+    FormulationError
+        A mass matrix cannot be reduced, or its variables have no common form in all modes.
+    """
+    if all(mode.mass is None for mode in model.modes.values()):
+        return model
+    found = copy.copy(model)
+    found.rates, found.posts = dict(model.rates), dict(model.posts)
+    rewriting = _Rewriting(found)
+    structures = rewriting.structures()
+    algebraic = rewriting.algebraic(structures)
+    modes = {key: rewriting.mode(mode, structures.get(key), algebraic) for key, mode in model.modes.items()}
+    declarations = dict(model.declarations)
+    for name in algebraic:
+        declarations[name] = replace(declarations[name], kind="algebraic", value=np.zeros(declarations[name].size))
+    for c in rewriting.combinations.values():
+        unit = declarations[next(iter(c.terms))[0]].unit
+        declarations[c.name] = Declaration(c.name, "differential", 1, c.symbol, unit=unit)
+    for d in model.of_kind("memory"):
+        if d.of is not None and d.of.name in algebraic:
+            declarations[d.name] = replace(d, of=declarations[d.of.name])
+    found.modes, found.declarations = modes, declarations
+    rewrite_events(found, rewriting.of_mode, algebraic)
+    return found

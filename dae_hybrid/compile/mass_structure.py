@@ -1,0 +1,271 @@
+"""Bring M of M y' = f to echelon form by row operations: rates that M determines, and equations without rates.
+
+A regular row operation T keeps the solutions of M y' = f. Rows of T M that vanish leave algebraic equations, 0 = T f.
+The others, [I C] after a permutation of the columns, are the rates of the combinations y_1 + C y_2, which become the
+states if C is constant between transitions. The rank is that of all sampled values: one that changes along a run is a
+singularity, which the run reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import casadi as ca
+import numpy as np
+from scipy.sparse.csgraph import connected_components
+
+from dae_hybrid.codegen.casadi_tools import expanded
+from dae_hybrid.compile.dependence import SAMPLE_MAGNITUDES
+from dae_hybrid.errors import FormulationError
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.statement.discontinuities import are_smooth
+
+#: a difference smaller than this multiple of its operands, at all samples, is zero
+CANCELLATION = 1e-12
+#: largest blocks of M that are inverted, with constant entries and with parameters
+MAX_INVERTED, MAX_INVERTED_SYMBOLS = 64, 3
+#: largest singular block of M that is not constant
+MAX_SINGULAR_SYMBOLS = 32
+
+#: factors by index of a row or column, each a number or an expression
+Weights = dict[int, Any]
+
+
+@dataclass(frozen=True)
+class MassStructure:
+    """Equations equivalent to M y' = f.
+
+    Attributes
+    ----------
+    states : list of (columns, rows)
+        ``(sum of columns y)' = sum of rows f``; the first column has the factor 1.
+    implicit : list of rows
+        ``sum of rows (M y' - f) = 0``.
+    algebraic : list of rows
+        ``0 = sum of rows f``.
+    pattern : list of pairs
+        Row and column of the nonzeros of M.
+    """
+
+    pattern: list[tuple[int, int]] = field(default_factory=list)
+    states: list[tuple[Weights, Weights]] = field(default_factory=list)
+    implicit: list[Weights] = field(default_factory=list)
+    algebraic: list[Weights] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Entries:
+    """The entries of M: numbers or expressions, and values at sample points (samples, n, n)."""
+
+    values: Any  # object array
+    samples: Array
+    nonzero: Any  # bool array
+    moving: Any  # bool array: entries that may change between transitions
+    smooth: bool
+
+    def block(self, rows: Sequence[int], columns: Sequence[int]) -> tuple[Any, Array]:
+        values = self.values[np.ix_(rows, columns)]
+        if all(isinstance(v, float) for v in values.flat):
+            values = values.astype(float)
+        return values, self.samples[:, rows, :][:, :, columns]
+
+
+def mass_structure(
+    mode: str, matrix: ca.MX, parameters: dict[int, Array], labels: Sequence[str], columns: Sequence[str]
+) -> MassStructure:
+    """Split M into blocks that share no row and no column, and reduce each.
+
+    Parameters
+    ----------
+    mode : str
+        Name of the mode, for errors.
+    matrix : MX, shape (n, n)
+    parameters : dict
+        Nominal values of the parameters by hash of their symbols.
+    labels, columns : sequence of str
+        Labels of the equations and of the entries of y.
+
+    Raises
+    ------
+    FormulationError
+        A singular block is too large to be reduced.
+    """
+    entries, n = _entries(matrix, parameters), matrix.shape[0]
+    found = MassStructure([(int(i), int(j)) for i, j in np.argwhere(entries.nonzero)])
+    graph = np.block([[np.zeros((n, n)), entries.nonzero], [np.zeros((n, n)), np.zeros((n, n))]])
+    count, part = connected_components(graph, directed=False)
+    for k in range(count):
+        rows, own = np.flatnonzero(part[:n] == k).tolist(), np.flatnonzero(part[n:] == k).tolist()
+        if not own:  # no entry of M: an algebraic equation; a column without one is an algebraic variable
+            found.algebraic.append({rows[0]: 1.0})
+        elif rows and not _reduce(found, entries, rows, own):
+            _refuse(mode, [labels[i] for i in rows], [columns[j] for j in own])
+    return found
+
+
+def _refuse(mode: str, rows: Sequence[str], columns: Sequence[str]) -> None:
+    raise FormulationError(
+        f"{', '.join(rows[:4])}, ...: {len(rows)} rows of the mass matrix are coupled, singular and not constant.",
+        mode=mode,
+        variables=list(columns),
+        remedy="Declare the combinations of variables whose rates occur (in a circuit, the charges or the voltages "
+        "across its capacitors) as differential variables and the others as algebraic ones, with ode= and algebraic=.",
+    )
+
+
+def _entries(matrix: ca.MX, parameters: dict[int, Array]) -> _Entries:
+    symbols = ca.symvar(matrix)
+    function = expanded(ca.Function("mass", symbols, [matrix]))
+    n = matrix.shape[0]
+    values = np.full((n, n), 0.0, dtype=object)
+    nonzero, moving = np.zeros((n, n), dtype=bool), np.zeros((n, n), dtype=bool)
+    held = [s.__hash__() in parameters for s in symbols]
+    if function.is_a("SXFunction"):
+        inputs = function.sx_in()
+        scalar = ca.sparsify(ca.vertcat(*function.call(inputs)))
+        others = ca.vertcat(ca.SX(0, 1), *(ca.vec(s) for s, is_held in zip(inputs, held, strict=True) if not is_held))
+    else:
+        scalar, others = matrix, None
+    for k, (i, j) in enumerate(zip(*scalar.sparsity().get_triplet(), strict=True)):
+        entry = scalar.nz[k]
+        nonzero[i, j] = True
+        values[i, j] = float(entry) if others is not None and entry.is_constant() else matrix[i, j]
+        moving[i, j] = others is None or ca.depends_on(entry, others)
+    samples = [np.array(function.call(point)[0].full()) for point in _points(symbols, parameters)]
+    finite = [sample for sample in samples if np.all(np.isfinite(sample))]
+    return _Entries(values, np.array(finite or samples[:1]), nonzero, moving, are_smooth([matrix]))
+
+
+def _points(symbols: Sequence[ca.MX], parameters: dict[int, Array]) -> Iterator[list[ca.DM]]:
+    """Random values of the symbols, parameters around their nominal values; one point if there are none."""
+    rng = np.random.default_rng(0)
+    for size in SAMPLE_MAGNITUDES if symbols else (1.0,):
+        point = []
+        for symbol in symbols:
+            nominal = parameters.get(symbol.__hash__())
+            scale = np.full(symbol.numel(), size) if nominal is None else np.where(nominal != 0, nominal, 1.0)
+            point.append(ca.DM(scale * rng.uniform(0.5, 1.5, symbol.numel())))
+        yield point
+
+
+def _reduce(found: MassStructure, entries: _Entries, rows: list[int], columns: list[int]) -> bool:
+    """Append the equations of one block, unless it is too large."""
+    values, samples = entries.block(rows, columns)
+    is_constant, is_moving = values.dtype == float, bool(entries.moving[np.ix_(rows, columns)].any())
+    is_regular = len(rows) == len(columns) and _rank(samples) == len(rows)
+    if is_regular and (is_moving or len(rows) > (MAX_INVERTED if is_constant else MAX_INVERTED_SYMBOLS)):
+        found.implicit.extend({i: 1.0} for i in rows)
+        return True
+    if not is_constant and len(rows) > MAX_SINGULAR_SYMBOLS:
+        return False
+    echelon = _Echelon(values, samples, is_smooth=entries.smooth)
+    echelon.reduce(divide=not is_moving)
+    for k in range(len(rows)):
+        weights = {rows[i]: w for i, w in enumerate(echelon.rows[k]) if not _is_zero(w)}
+        pivot = echelon.pivots.get(k)
+        if pivot is None:
+            found.algebraic.append(weights)
+        elif is_moving:
+            found.implicit.append(weights)
+        else:
+            others = {columns[j]: w for j, w in enumerate(echelon.values[k]) if j != pivot and not _is_zero(w)}
+            found.states.append(({columns[pivot]: 1.0} | others, weights))
+    return True
+
+
+def _rank(samples: Array) -> int:
+    """Largest rank of the samples, after equilibration of rows and columns."""
+    scaled = samples
+    for _ in range(3):
+        for axis in (1, 2):
+            largest = np.abs(scaled).max(axis=axis, keepdims=True)
+            scaled = scaled / np.where(largest > 0, largest, 1.0)
+    return int(np.max(np.linalg.matrix_rank(scaled, tol=CANCELLATION)))
+
+
+class _Echelon:
+    """Row operations on a block: `values` = `rows` M, with the pivot column of each row in `pivots`."""
+
+    def __init__(self, values: Any, samples: Array, *, is_smooth: bool) -> None:
+        self.values, self.samples, self.is_smooth = values.copy(), samples.copy(), is_smooth
+        self.rows = np.eye(len(values)).astype(values.dtype)
+        self.pivots: dict[int, int] = {}
+
+    def reduce(self, *, divide: bool) -> None:
+        """Eliminate each pivot from all rows, or without division from those below it."""
+        left = set(range(len(self.values)))
+        scale = np.abs(self.samples).max(axis=2, keepdims=True)
+        while left:
+            size = np.abs(self.samples / np.where(scale > 0, scale, 1.0)).min(axis=0)
+            size[[k for k in range(len(size)) if k not in left]] = 0.0
+            if not size.any():
+                return
+            row, column = (int(i) for i in np.unravel_index(np.argmax(size), size.shape))
+            left.remove(row)
+            self.pivots[row] = column
+            if divide:
+                factor = 1.0 / self.values[row, column]
+                self.values[row], self.rows[row] = _scaled(factor, self.values[row]), _scaled(factor, self.rows[row])
+                self.samples[:, row] /= self.samples[:, row, column][:, None]
+                self._settle(row)
+                self.values[row, column] = 1.0
+            for other in (k for k in range(len(size)) if k != row) if divide else left:
+                if np.any(self.samples[:, other, column]):
+                    self._eliminate(other, row, column, divide=divide)
+
+    def _eliminate(self, row: int, pivot: int, column: int, *, divide: bool) -> None:
+        ours, theirs = (1.0, -self.values[row, column]) if divide else (
+            self.values[pivot, column], -self.values[row, column])  # fmt: skip
+        a = np.ones(len(self.samples)) if divide else self.samples[:, pivot, column].copy()
+        b = self.samples[:, row, column].copy()
+        first, second = a[:, None] * self.samples[:, row], b[:, None] * self.samples[:, pivot]
+        self.samples[:, row] = first - second
+        none = np.all(np.abs(first - second) <= CANCELLATION * (np.abs(first) + np.abs(second)), axis=0)
+        self.samples[:, row, none] = 0.0
+        self.values[row] = _sum(ours, self.values[row], theirs, self.values[pivot])
+        self.values[row, none] = 0.0
+        self.rows[row] = _sum(ours, self.rows[row], theirs, self.rows[pivot])
+        self._settle(row)
+
+    def _settle(self, row: int) -> None:
+        """Replace expressions that have the same value at all samples, such as C / C, by that number."""
+        if not self.is_smooth or self.values.dtype == float or len(self.samples) == 1:
+            return
+        for j, value in enumerate(self.values[row]):
+            own = self.samples[:, row, j]
+            if not isinstance(value, float) and np.ptp(own) <= CANCELLATION * np.abs(own).max():
+                rounded = float(np.round(own[0], 12))
+                self.values[row, j] = rounded if abs(rounded - own[0]) <= CANCELLATION * abs(own[0]) else float(own[0])
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, float) and value == 0.0
+
+
+def _product(a: Any, b: Any) -> Any:
+    if _is_zero(a) or _is_zero(b):
+        return 0.0
+    if isinstance(a, float) and a == 1.0:
+        return b
+    return a if isinstance(b, float) and b == 1.0 else a * b
+
+
+def _scaled(factor: Any, row: Any) -> Any:
+    if row.dtype == float:
+        return factor * row
+    found = np.empty(len(row), dtype=object)
+    for i, value in enumerate(row):
+        found[i] = _product(factor, value)
+    return found
+
+
+def _sum(a: Any, first: Any, b: Any, second: Any) -> Any:
+    """A combination of two rows."""
+    if first.dtype == float:
+        return a * first + b * second
+    found = np.empty(len(first), dtype=object)
+    for i, (x, y) in enumerate(zip(_scaled(a, first), _scaled(b, second), strict=True)):
+        found[i] = y if _is_zero(x) else x if _is_zero(y) else x + y
+    return found
