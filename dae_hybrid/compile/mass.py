@@ -16,7 +16,7 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.compile.mass_events import Combination, rewrite_events
-from dae_hybrid.compile.mass_structure import MassStructure, Weights, mass_structure
+from dae_hybrid.compile.mass_structure import MassStructure, Weights, mass_structure, without_zeros
 from dae_hybrid.errors import FormulationError
 from dae_hybrid.statement.declarations import Declaration, Mode
 from dae_hybrid.statement.discontinuous_nodes import bare
@@ -114,7 +114,7 @@ class _Rewriting:
             if structure.implicit:
                 y = ca.vertcat(*(self.model.der(n) if n in implicit else ca.MX(self.model.declarations[n].size, 1)
                                  for n in mode.mass.variables))  # fmt: skip
-                off = ca.mtimes(mode.mass.matrix, y) - f
+                off = ca.mtimes(without_zeros(mode.mass.matrix), y) - f
                 residual += [(_joined(weights, labels), _weighted(weights, off)) for weights in structure.implicit]
             closing += [(_joined(weights, labels), _weighted(weights, f)) for weights in structure.algebraic]
         symbols = {d.name: d.symbol for d in self.model.of_kind("differential")}

@@ -73,7 +73,9 @@ class _Events:
         known, before = {c.name for c in self._of_mode[source.name]}, self._before(source.name)
         set_now = {s.__hash__() for s in ca.symvar(rows)}
         for c in own:
-            is_set = c.name in reset or (c.name in self._model.posts and self._model.posts[c.name].__hash__() in set_now)
+            is_set = c.name in reset or (
+                c.name in self._model.posts and self._model.posts[c.name].__hash__() in set_now
+            )
             if c.name in known or is_set or not all(name in before for name, _ in c.terms):
                 continue
             if rows.numel():

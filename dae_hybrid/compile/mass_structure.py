@@ -25,7 +25,7 @@ from dae_hybrid.statement.discontinuities import are_smooth
 #: a difference smaller than this multiple of its operands, at all samples, is zero
 CANCELLATION = 1e-12
 #: largest blocks of M that are inverted, with constant entries and with parameters
-MAX_INVERTED, MAX_INVERTED_SYMBOLS = 64, 3
+MAX_INVERTED, MAX_INVERTED_SYMBOLS = 16, 3
 #: largest singular block of M that is not constant
 MAX_SINGULAR_SYMBOLS = 32
 
@@ -115,8 +115,13 @@ def _refuse(mode: str, rows: Sequence[str], columns: Sequence[str]) -> None:
     )
 
 
+def without_zeros(matrix: ca.MX) -> ca.MX:
+    """A constant matrix with its nonzeros only; any other is unchanged."""
+    return ca.MX(ca.sparsify(matrix.to_DM())) if matrix.is_constant() else matrix
+
+
 def _entries(matrix: ca.MX, parameters: dict[int, Array]) -> _Entries:
-    symbols = ca.symvar(matrix)
+    symbols, matrix = ca.symvar(matrix), without_zeros(matrix)
     function = expanded(ca.Function("mass", symbols, [matrix]))
     n = matrix.shape[0]
     values = np.full((n, n), 0.0, dtype=object)
@@ -124,7 +129,7 @@ def _entries(matrix: ca.MX, parameters: dict[int, Array]) -> _Entries:
     held = [s.__hash__() in parameters for s in symbols]
     if function.is_a("SXFunction"):
         inputs = function.sx_in()
-        scalar = ca.sparsify(ca.vertcat(*function.call(inputs)))
+        scalar: Any = ca.sparsify(ca.vertcat(*function.call(inputs)))
         others = ca.vertcat(ca.SX(0, 1), *(ca.vec(s) for s, is_held in zip(inputs, held, strict=True) if not is_held))
     else:
         scalar, others = matrix, None

@@ -23,8 +23,8 @@ from dae_hybrid.compile.builders import Builders
 from dae_hybrid.compile.expansion import expanded
 from dae_hybrid.compile.initial_functions import build_initial
 from dae_hybrid.compile.lowering import symbols_for
-from dae_hybrid.compile.mode_system import motion_to_compile, to_compile
 from dae_hybrid.compile.mass import with_mass
+from dae_hybrid.compile.mode_system import motion_to_compile, to_compile
 from dae_hybrid.compile.native_transitions import graph, point_functions
 from dae_hybrid.compile.origin import Origin
 from dae_hybrid.compile.relations import with_relations
@@ -231,7 +231,11 @@ def _check_declarations(model: HybridModel) -> None:
     of_mass = {name for mode in modes if mode.mass is not None for name in mode.mass.variables}
     for d in model.of_kind("differential"):
         rate = model.rates.get(d.name)
-        if d.name not in of_mass and not any(d.name in mode.ode for mode in modes) and (rate is None or rate.__hash__() not in used):
+        if (
+            d.name not in of_mass
+            and not any(d.name in mode.ode for mode in modes)
+            and (rate is None or rate.__hash__() not in used)
+        ):
             raise ModelError(f"State '{d.name}' has no equation in any mode.", variables=[d.name])
     for d in model.of_kind("algebraic"):
         if d.symbol.__hash__() not in used:

@@ -37,6 +37,7 @@ VARIABLES = {
     "signal": ("times", "values", "interpolation", "outside"),
 }
 EQUATIONS = ("residual", "algebraic", "constraint")
+MASS = ("mass", "rhs", "variables")
 MOTION = (
     "q", "v", "a", "multipliers", "inner", "phi", "projection", "projection_penalty", "newmark", "spectral_radius",
 )  # fmt: skip
@@ -405,11 +406,18 @@ class Reader:
         return tuple(found)
 
     def _mode(self, path: Path, name: str, given: Any) -> None:
-        entry = self._doc.table(path, given, ("ode", *EQUATIONS, "idle", "motion"))
+        entry = self._doc.table(path, given, ("ode", *EQUATIONS, *MASS, "idle", "motion"))
         equations = {kind: self._equations((*path, kind), entry.get(kind)) for kind in EQUATIONS}
         ode = self._values((*path, "ode"), entry.get("ode"))
+        mass = self._value((*path, "mass"), entry["mass"]) if "mass" in entry else None
+        rhs, own_labels = self._equations((*path, "rhs"), entry.get("rhs"))
+        names = self._doc.strings((*path, "variables"), entry["variables"]) if "variables" in entry else None
         with self._doc.at(path):
-            mode = self._model.mode(name, ode=ode, **{kind: rows for kind, (rows, _) in equations.items()})
+            forms = {kind: rows for kind, (rows, _) in equations.items()}
+            mode = self._model.mode(name, ode=ode, **forms, mass=mass, rhs=rhs, variables=names)
+        if mode.mass is not None:
+            relabelled = replace(mode.mass, labels=self._relabelled(rhs, own_labels, mode.mass.labels))
+            mode = replace(mode, mass=relabelled)
         labels, start = mode.labels, 0
         for kind, (rows, own) in equations.items():
             labels = self._relabelled(rows, own, labels, start)

@@ -144,6 +144,9 @@ class _Writer:
             if rows:
                 found[kind] = rows
             start += column.numel()
+        if mode.mass is not None:
+            found |= {"mass": mode.mass.matrix, "rhs": _equations(mode.mass.rhs, mode.mass.labels, "mass equation")}
+            found["variables"] = list(mode.mass.variables)
         if mode.idle:
             found["idle"] = list(mode.idle)
         if mode.motion is not None:

@@ -49,7 +49,7 @@ def mass_statement(
             f"{', '.join(wrong or names) or 'none'}.",
             variables=wrong,
         )
-    found, rows = matrix(f"mass of mode '{mode}'", mass), equation_rows("mass equation", rhs)
+    found, rows = _matrix(f"mass of mode '{mode}'", mass), equation_rows("mass equation", rhs)
     n = sum(d.size for d in declared)
     if found.is_vector() and n > 1 and found.numel() == n:
         found = ca.diag(ca.vec(found))
@@ -60,3 +60,16 @@ def mass_statement(
             remedy="Name the variables of M, in the order of its columns, by variables=.",
         )
     return MassStatement(tuple(names), found, rows.equations, rows.labels)
+
+
+def _matrix(what: str, given: Any) -> ca.MX:
+    """A matrix from an expression, an array, a sparse matrix of SciPy, or rows of numbers and expressions."""
+    if hasattr(given, "tocsc"):
+        given = given.toarray()
+    rows = given if isinstance(given, list | tuple) else []
+    if any(isinstance(row, list | tuple) and any(isinstance(v, ca.MX) for v in row) for row in rows):
+        joined = [matrix(what, row).T for row in rows]
+        if len({row.shape for row in joined}) > 1:
+            raise ModelError(f"{what}: the rows differ in length, {', '.join(str(row.numel()) for row in joined)}.")
+        return matrix(what, ca.vertcat(*joined))
+    return matrix(what, given)

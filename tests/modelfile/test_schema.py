@@ -40,7 +40,7 @@ def test_keys_are_those_of_the_reader() -> None:
     assert set(top["build"]["properties"]) == set(reading.BUILD)
     assert set(parts["transition"]["properties"]) == set(reading.TRANSITION)
     assert set(parts["motion"]["properties"]) == set(reading.MOTION)
-    assert set(parts["mode"]["properties"]) == {"ode", *reading.EQUATIONS, "idle", "motion"}
+    assert set(parts["mode"]["properties"]) == {"ode", *reading.EQUATIONS, *reading.MASS, "idle", "motion"}
     kinds = {kind["properties"]["kind"]["const"]: kind["propertyNames"]["enum"] for kind in parts["variable"]["oneOf"]}
     assert kinds == {kind: [*reading.COMMON, *keys] for kind, keys in reading.VARIABLES.items()}
     assert top["dae_hybrid"]["const"] == reading.VERSION

@@ -1,0 +1,333 @@
+"""Modes stated with a mass matrix: the index that build finds, numbers of other statements, gradients, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import casadi as ca
+import numpy as np
+import pytest
+import scipy.sparse
+
+import dae_hybrid as dh
+from dae_hybrid.problems.ivp_test_set import PROBLEMS, final
+
+TIGHT = {"rtol": 1e-9, "atol": 1e-11}
+
+
+def agree(model: dh.HybridModel, end: float, *, tolerance: float = 2e-5, **build: Any) -> dh.GradientCheck:
+    """Forward, adjoint and differences agree, in compiled code, through Python and on another adapter."""
+    system = model.build(**build)
+    check = dh.check_gradient(system, (0, end), "G", **TIGHT)
+    assert check.difference("adjoint", "forward") < tolerance, check
+    assert check.difference("finite_difference", "forward") < 1e3 * tolerance, check
+    native = dh.forward_sensitivity(system, (0, end), **TIGHT).gradient["G"]
+    for options in ({"native_events": False}, {"adapter": "scipy"}):
+        other = dh.forward_sensitivity(system, (0, end), **TIGHT, **options).gradient["G"]
+        assert np.allclose(other, native, rtol=tolerance, atol=tolerance * np.abs(native).max())
+    return check
+
+
+def amplifier(*, vector: bool, symbolic: bool) -> dh.HybridModel:
+    """The transistor amplifier as the test set states it; the capacities are numbers or parameters."""
+    m = dh.HybridModel("transistor amplifier")
+    ub, alpha, beta = m.parameter("ub", 6.0), m.parameter("alpha", 0.99), m.parameter("beta", 1e-6)
+    r0, r, uf, c = 1000.0, 9000.0, 0.026, np.arange(1, 6) * 1e-6
+    capacity = m.parameter("C", c) if symbolic else ca.MX(ca.DM(c))
+    names = [f"U{k}" for k in range(1, 9)]
+    u: Any = m.differential("U", size=8) if vector else [m.differential(name) for name in names]
+    first, second = beta * (np.exp((u[1] - u[2]) / uf) - 1), beta * (np.exp((u[4] - u[5]) / uf) - 1)
+    rhs = [
+        (u[0] - 0.1 * np.sin(200 * np.pi * m.time)) / r0,
+        u[1] / r + (u[1] - ub) / r + (1 - alpha) * first,
+        u[2] / r - first,
+        (u[3] - ub) / r + alpha * first,
+        u[4] / r + (u[4] - ub) / r + (1 - alpha) * second,
+        u[5] / r - second,
+        (u[6] - ub) / r + alpha * second,
+        u[7] / r,
+    ]
+    mass = ca.MX(8, 8)
+    for k, (i, j) in {0: (0, 1), 1: (2, 2), 2: (3, 4), 3: (5, 5), 4: (6, 7)}.items():
+        mass[i, i] = mass[j, j] = -capacity[k]
+        if i != j:
+            mass[i, j] = mass[j, i] = capacity[k]
+    run = m.mode("run", mass=mass, rhs=rhs)
+    start = [0.0, ub / 2, ub / 2, ub, ub / 2, ub / 2, ub, 0.0]
+    m.initial(run, {u: ca.vertcat(*start)} if vector else dict(zip(u, start, strict=True)))
+    m.functional("G", terminal=u[7], integrand=u[1] - u[2])
+    return m
+
+
+@pytest.mark.parametrize(("vector", "symbolic"), [(False, False), (True, False), (False, True), (True, True)])
+def test_the_transistor_amplifier_needs_no_other_statement(vector: bool, symbolic: bool) -> None:
+    """Five capacitors between eight nodes: the differences of voltages are states, in any declaration."""
+    problem, span, options = PROBLEMS["transistor"], (0, 0.2), PROBLEMS["transistor"].tolerances(1e-7)
+    system, stated = amplifier(vector=vector, symbolic=symbolic).build(), problem.model().build()
+    assert system.modes[0].differential.size == stated.modes[0].differential.size == 5
+    found, reference = dh.simulate(system, span, **options), dh.simulate(stated, span, **options)
+    values = final(found)
+    if vector:
+        values = {f"U{i + 1}": values[f"U[{i}]"] for i in range(8)}
+    assert problem.digits(values) > 5.0
+    assert found.statistics["steps"] < 1.5 * reference.statistics["steps"]
+    gradient, other = (
+        dh.adjoint_gradient(s, span, "G", wrt=list(problem.wrt), **options).gradient for s in (system, stated)
+    )
+    assert np.allclose(gradient, other, rtol=1e-4)
+
+
+def decay(mass: Callable[[Any, Any, Any], Any], scale: Callable[[Any, Any, Any], Any]) -> dh.HybridModel:
+    """scale @ (x' = -k x, y' = x - y) with mass = scale."""
+    m = dh.HybridModel("decay")
+    k, c = m.parameter("k", 0.7), m.parameter("c", 0.3)
+    x, y = m.differential("x"), m.differential("y")
+    rhs = ca.mtimes(ca.vertcat(*(ca.horzcat(*row) for row in scale(x, y, c))), ca.vertcat(-k * x, x - y))
+    m.initial(m.mode("run", mass=mass(x, y, c), rhs=rhs), {x: 1.0, y: c})
+    m.functional("G", integrand=x * y, terminal=y)
+    return m
+
+
+REGULAR: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "constant": lambda x, y, c: np.array([[2.0, 1.0], [1.0, 3.0]]),
+    "of parameters": lambda x, y, c: [[2.0, c], [c, 1.0]],
+    "of the state": lambda x, y, c: [[1 + x**2, y], [0.0, 2 + c * ca.sin(y)]],
+}
+
+
+@pytest.mark.parametrize("kind", REGULAR)
+def test_a_regular_mass_matrix(kind: str) -> None:
+    """The solution is that of x' = -k x, y' = x - y."""
+    check = agree(decay(REGULAR[kind], REGULAR[kind]), 1.5)
+    fsa = dh.simulate(decay(REGULAR[kind], REGULAR[kind]).build(), (0, 1.5), **TIGHT)
+    k, c, t = 0.7, 0.3, 1.5
+    assert np.isclose(fsa["x"][-1], np.exp(-k * t), rtol=1e-7)
+    assert np.isclose(fsa["y"][-1], c * np.exp(-t) + (np.exp(-k * t) - np.exp(-t)) / (1 - k), rtol=1e-7)
+    assert np.all(np.isfinite(check.gradients["forward"]))
+
+
+def test_the_diagonal_may_be_given() -> None:
+    """Index 1: a zero on the diagonal makes its equation and its variable algebraic."""
+    m = dh.HybridModel("diagonal")
+    k = m.parameter("k", 2.0)
+    y = m.differential("y")
+    z = m.differential("z")
+    m.initial(m.mode("run", mass=[2.0, 0.0], rhs=[-2 * z, y - z**3 / k]), {y: 4.0, z: 2.0})
+    m.functional("G", terminal=z)
+    system = m.build()
+    assert (system.modes[0].differential.names, system.modes[0].algebraic.names) == (("y",), ("z",))
+    assert "Hessenberg index 1" in system.describe()
+    sol = dh.simulate(system, (0, 1), **TIGHT)
+    assert np.isclose(sol["z"][-1] ** 2, 4.0 - 2 * 2.0 / 3 * 1.0, rtol=1e-7)  # (z^2)' = -2 k / 3
+    agree(m, 1.0)
+
+
+def nonlinear_capacitor() -> dh.HybridModel:
+    """Charge q = v + v^3 of v = u1 - u2: M(y) = q'(v) [[1, -1], [-1, 1]] is singular and depends on the state."""
+    m = dh.HybridModel("nonlinear capacitor")
+    g, source = m.parameter("g", 0.5), m.parameter("s", 2.0)
+    u1, u2 = m.differential("u1"), m.differential("u2")
+    slope = 1 + 3 * (u1 - u2) ** 2
+    rhs = [source - u1, -g * u2]
+    m.initial(m.mode("run", mass=[[slope, -slope], [-slope, slope]], rhs=rhs), {u1: source, u2: 0.0})
+    m.functional("G", integrand=u2, terminal=u1)
+    return m
+
+
+def charge_model() -> dh.HybridModel:
+    """The same circuit by its charge."""
+    m = dh.HybridModel("charge")
+    g, source = m.parameter("g", 0.5), m.parameter("s", 2.0)
+    v, u2 = m.differential("v"), m.algebraic("u2")
+    u1 = v + u2
+    run = m.mode("run", ode={v: (source - u1) / (1 + 3 * v**2)}, algebraic=[source - u1 - g * u2])
+    m.initial(run, {v: source})
+    m.functional("G", integrand=u2, terminal=u1)
+    return m
+
+
+def test_a_singular_matrix_that_depends_on_the_state() -> None:
+    """The sum of the equations has no rates; both variables stay differential, and the sum is a constraint."""
+    m = nonlinear_capacitor()
+    m.start.values["u2"] = ca.MX(0.0)  # consistent: s - u1 - g u2 = 0 at u1 = s
+    system = m.build()
+    assert system.modes[0].differential.names == ("u1", "u2")
+    values = [dh.simulate(s, (0, 2), **TIGHT).functionals["G"] for s in (system, charge_model().build())]
+    assert np.isclose(*values, rtol=1e-7)
+    check = agree(m, 2.0)
+    other = dh.forward_sensitivity(charge_model().build(), (0, 2), **TIGHT).gradient["G"]
+    assert np.allclose(check.gradients["forward"], other, rtol=1e-5)
+
+
+@pytest.mark.parametrize("index2", ["reduced", "direct"])
+def test_a_pendulum_has_index_2(index2: Any) -> None:
+    """A zero row without the multiplier is a constraint."""
+
+    def pendulum(*, by_mass: bool) -> dh.HybridModel:
+        m = dh.HybridModel("pendulum")
+        g, mass = m.parameter("g", 9.81), m.parameter("m", 1.3)
+        q, v = m.differential("q", size=2), m.differential("v", size=2)
+        z = m.differential("z") if by_mass else m.algebraic("z")
+        forces = [-q[0] * z, -mass * g - q[1] * z]
+        kept = q[0] * v[0] + q[1] * v[1]
+        if by_mass:
+            run = m.mode("run", mass=ca.diagcat(1, 1, mass, mass, 0), rhs=[v, *forces, ("rod", kept)])
+        else:
+            run = m.mode("run", ode={q: v, v: [force / mass for force in forces]}, constraint=[kept])
+        m.initial(run, {q: [0.6, -0.8], v: [0.8, 0.6]})
+        m.functional("G", integrand=z, terminal=q[0])
+        return m
+
+    if index2 == "direct":
+        m = pendulum(by_mass=True)
+        value = dh.simulate(m.build(index2=index2), (0, 1), rtol=1e-8, atol=1e-9).functionals["G"]
+        assert np.isclose(value, dh.simulate(m.build(), (0, 1), **TIGHT).functionals["G"], rtol=1e-5)
+        return
+    m = pendulum(by_mass=True)
+    m.start.values["z"] = ca.MX(9.0)
+    system = m.build()
+    assert "index 2" in system.describe()
+    check = agree(m, 1.0)
+    other = dh.forward_sensitivity(pendulum(by_mass=False).build(), (0, 1), **TIGHT).gradient["G"]
+    assert np.allclose(check.gradients["forward"], other, rtol=1e-6)
+
+
+def test_index_3_is_refused() -> None:
+    m = dh.HybridModel("pendulum")
+    q, v, z = m.differential("q", size=2), m.differential("v", size=2), m.differential("z")
+    rhs = [v, -q[0] * z, -9.81 - q[1] * z, ("rod", q[0] ** 2 + q[1] ** 2 - 1)]
+    m.initial(m.mode("run", mass=[1, 1, 1, 1, 0], rhs=rhs), {q: [0.6, -0.8], v: [0.0, 0.0]})
+    with pytest.raises(dh.FormulationError, match="the index is 3 or higher"):
+        m.build()
+
+
+def switched() -> dh.HybridModel:
+    """A capacitor between two nodes; a switch connects a second one from the second node to ground.
+
+    Its voltage is then a state, which the source mode determines by its algebraic equation.
+    """
+    m = dh.HybridModel("switched capacitor")
+    c, g, on = m.parameter("c", 0.5), m.parameter("g", 0.8), m.parameter("on", 0.6)
+    u1, u2 = m.differential("u1"), m.differential("u2")
+    currents = [1.0 - u1, -g * u2]
+    one = m.mode("one", mass=[[c, -c], [-c, c]], rhs=currents)
+    two = m.mode("two", mass=[[c, -c], [-c, c + 2.0]], rhs=currents)
+    m.transition(one, two, at=on)
+    m.transition(two, one, guard=u2 - 0.1, direction="falling")
+    m.initial(one, {u1: 0.5, u2: 0.0})
+    m.functional("G", integrand=u1 * u2, terminal=u1)
+    return m
+
+
+def test_modes_of_different_rank() -> None:
+    """In the second mode the voltages are states, and continuous; in the first only their difference is."""
+    system = switched().build()
+    sol = dh.simulate(system, (0, 3), **TIGHT)
+    before, after = sol.event_table.x_minus, sol.event_table.x_plus
+    assert [event.transition for event in sol.events] == ["one->two", "two->one"]
+    assert np.isclose(before["u1"][0], after["u1"][0], rtol=1e-9)
+    assert np.isclose(before["u2"][0], after["u2"][0], rtol=1e-9)
+    agree(switched(), 3.0)
+
+
+def tapped(reset: Callable[[dh.HybridModel, Any, Any], Any]) -> dh.HybridModel:
+    """The first node is set at a tap."""
+    m = dh.HybridModel("tapped")
+    g, to = m.parameter("g", 0.8), m.parameter("to", 0.9)
+    u1, u2 = m.differential("u1"), m.differential("u2")
+    run = m.mode("run", mass=[[0.5, -0.5], [-0.5, 0.5]], rhs=[1.0 - u1, -g * u2])
+    m.transition(run, run, at=0.5, reset=reset(m, u1, to))
+    m.initial(run, {u1: 0.5, u2: 0.0})
+    m.functional("G", integrand=u1 * u2)
+    return m
+
+
+RESETS: dict[str, Callable[[dh.HybridModel, Any, Any], Any]] = {
+    "explicit": lambda m, u1, to: {u1: to},
+    "implicit": lambda m, u1, to: [m.post(u1) - to],
+}
+
+
+@pytest.mark.parametrize("form", RESETS)
+def test_a_reset_of_a_variable_in_a_combination(form: str) -> None:
+    """The state takes the value with which the variable has the one that is stated."""
+    sol = dh.simulate(tapped(RESETS[form]).build(), (0, 1), **TIGHT)
+    assert np.isclose(sol.event_table.x_plus["u1"][0], 0.9, rtol=1e-9)
+    assert np.isclose(sol.event_table.x_plus["u2"][0], 0.1 / 0.8, rtol=1e-9)  # 1 - u1 = g u2
+    agree(tapped(RESETS[form]), 1.0)
+
+
+def test_what_is_refused() -> None:
+    m = dh.HybridModel("refused")
+    x, y, z = m.differential("x"), m.differential("y"), m.algebraic("z")
+    with pytest.raises(dh.ModelError, match="mass= without rhs="):
+        m.mode("a", mass=[1.0, 1.0])
+    with pytest.raises(dh.ModelError, match="variables= without mass="):
+        m.mode("a", ode={x: 1.0}, variables=[x])
+    with pytest.raises(dh.ModelError, match="mass is 3x3 and rhs has 2 entries, expected 2x2 and 2 for x, y"):
+        m.mode("a", mass=np.eye(3), rhs=[x, y])
+    with pytest.raises(dh.ModelError, match="once each, without an equation in ode=; got z"):
+        m.mode("a", mass=[1.0, 1.0], rhs=[x, y], variables=[x, z])
+    with pytest.raises(dh.ModelError, match="got x"):
+        m.mode("a", ode={x: 1.0}, mass=[1.0, 1.0], rhs=[x, y], variables=[x, y])
+    run = m.mode("a", mass=[1.0, 0.0], rhs=[-x, x - y], algebraic=[z - x])
+    m.transition(run, run, at=1.0, reset={y: 0.0})
+    m.initial(run, {x: 1.0})
+    with pytest.raises(dh.ModelError, match="resets 'y', which the equations of mode 'a' determine"):
+        m.build()
+
+
+def test_an_entry_without_a_rate_beside_one_that_varies_is_refused() -> None:
+    m = dh.HybridModel("mixed")
+    u = m.differential("u", size=2)
+    m.initial(m.mode("run", mass=ca.diagcat(1 + u[0] ** 2, 0), rhs=[-u[0], u[0] - u[1]]), {u: [1.0, 1.0]})
+    with pytest.raises(dh.FormulationError, match="leaves an entry of 'u' algebraic, and an equation needs its rate"):
+        m.build()
+
+
+def test_a_matrix_that_becomes_singular_ends_the_run() -> None:
+    m = dh.HybridModel("singular")
+    x = m.differential("x")
+    m.initial(m.mode("run", mass=ca.MX(x - 1), rhs=[-1.0]), {x: 2.0})
+    with pytest.raises(dh.ConsistencyError, match="singular") as error:
+        dh.simulate(m.build(), (0, 1))
+    assert np.isclose(error.value.trajectory["x"][-1], 1.0, atol=1e-2)
+
+
+def test_a_large_sparse_matrix() -> None:
+    """Linear elements on a rod with insulated ends: the mean is kept, the first eigenvector decays at its rate."""
+    n, rate = 80, 0.2
+    h = 1 / (n - 1)
+    one = np.ones(n)
+    inner = np.r_[0.5, one[1:-1], 0.5]
+    mass = h / 6 * scipy.sparse.diags_array([one[1:], 4 * inner, one[1:]], offsets=[-1, 0, 1])
+    stiffness = scipy.sparse.diags_array([-one[1:], 2 * inner, -one[1:]], offsets=[-1, 0, 1]) / h
+    m = dh.HybridModel("rod")
+    k, u = m.parameter("k", rate), m.differential("u", size=n)
+    rhs = -k * ca.mtimes(ca.DM(stiffness.tocsc()), u)
+    mode = np.cos(np.pi * np.linspace(0, 1, n))
+    m.initial(m.mode("run", mass=mass, rhs=rhs), {u: 1 + mode})
+    m.functional("G", terminal=u[0])
+    sol = dh.simulate(m.build(), (0, 1), **TIGHT)
+    eigenvalue = 6 / h**2 * (1 - np.cos(np.pi * h)) / (2 + np.cos(np.pi * h))
+    assert np.allclose(sol["u"][-1], 1 + mode * np.exp(-rate * eigenvalue), rtol=1e-6)
+
+
+def test_values_without_which_a_combination_has_none() -> None:
+    m = dh.HybridModel("half a start")
+    u1, u2 = m.differential("u1"), m.differential("u2")
+    m.initial(m.mode("run", mass=[[1.0, -1.0], [-1.0, 1.0]], rhs=[1.0 - u1, -u2]), {u1: 0.5})
+    with pytest.raises(dh.ModelError, match=r"no value to u2, which the state \(u1 - u2\) needs"):
+        m.build()
+
+
+@pytest.mark.parametrize("model", [lambda: amplifier(vector=True, symbolic=True), switched])
+def test_model_files(model: Callable[[], dh.HybridModel]) -> None:
+    """The statement is kept: a file has mass, rhs and variables."""
+    stated = model()
+    read = dh.HybridModel.from_text(stated.to_text())
+    assert read.to_text() == stated.to_text()
+    assert "mass = " in stated.to_text()
+    one, two = (dh.simulate(m.build(), (0, 0.05), **TIGHT).functionals["G"] for m in (stated, read))
+    assert one == two
