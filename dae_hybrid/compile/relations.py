@@ -123,7 +123,9 @@ class _Lifting:
         """Return the mode with smooth equations."""
         where, used = f"mode '{mode.name}'", self.used_in(mode)
         parts = [*mode.ode.values(), mode.residual, mode.algebraic, mode.constraint]
-        hidden = [part.numel() > len({*ca.jacobian_sparsity(part, self.solved).row()}) for part in parts[-3:]]
+        patterns = [ca.jacobian_sparsity(part, self.solved) for part in parts[-3:]]
+        coupled = patterns[-1].nnz() > 0  # a constraint is differentiated through the equations of its variables
+        hidden = [coupled or part.numel() > len({*by.row()}) for part, by in zip(parts[-3:], patterns, strict=True)]
         # a differentiated equation jumps at its kinks
         parts[-3:] = [
             self._lift(where, [part], used, JUMPS | KINKS, sharp=True)[0] if is_hidden else part

@@ -55,6 +55,27 @@ def check_structure(mode: str, algebraic: Sequence[str], rows: Sequence[str], hi
     )
 
 
+def determined_by(pattern: ca.Sparsity, wanted: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+    """Rows that determine the wanted columns without any others, the columns of these rows, and those left loose."""
+    columns_of: list[list[int]] = [[] for _ in range(pattern.shape[0])]
+    for i, j in zip(*pattern.get_triplet(), strict=True):
+        columns_of[i].append(j)
+    graph = csr_matrix((np.ones(pattern.nnz()), pattern.get_triplet()), shape=pattern.shape)
+    matched = maximum_bipartite_matching(graph, perm_type="column")  # column matched to each row, -1 if none
+    row_of = {int(j): i for i, j in enumerate(matched) if j >= 0}
+    loose = set(range(pattern.shape[1])) - row_of.keys()
+    while more := {int(matched[i]) for i, own in enumerate(columns_of) if not loose.isdisjoint(own)} - loose - {-1}:
+        loose |= more  # a row with a loose column leaves the column matched to it loose
+    needed, left = set[int](), list(wanted)
+    while left:
+        j = left.pop()
+        if j not in needed and j not in loose:
+            needed.add(j)
+            left += columns_of[row_of[j]]
+    columns = sorted(needed)
+    return [row_of[j] for j in columns], columns, [j for j in wanted if j in loose]
+
+
 def unmatched(pattern: ca.Sparsity) -> tuple[list[int], list[int]]:
     """Rows and columns left over by a maximum matching."""
     columns, rows = pattern.get_col(), pattern.row()
