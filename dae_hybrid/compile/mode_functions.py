@@ -18,10 +18,11 @@ from dae_hybrid.codegen.casadi_tools import (
     jacobian,
     linear_solve,
 )
+from dae_hybrid.compile.coupled_constraints import without_index1
 from dae_hybrid.compile.dependence import refuse_dependent_equations
 from dae_hybrid.compile.elimination import singularities, solve_explicitly
 from dae_hybrid.compile.lowering import Flat, ModeLowering, symbols_for
-from dae_hybrid.compile.structure import check_structure, determined_by
+from dae_hybrid.compile.structure import check_structure
 from dae_hybrid.errors import FormulationError, ModelError
 from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.arrays import SMALLEST_NORMAL
@@ -92,7 +93,7 @@ class ModeFunctions:
         index2 = [i for i in range(len(labels)) if i not in index1]
         self.coupled = bool(coupled)
         if coupled:
-            rows = self._without_index1(given, s, rows, index1, coupled)
+            rows = without_index1(given, s, lowering, index1, coupled)
         by_x = jacobian(rows, s.x)
         self.nk = len(index2)
         by_index1 = sorted({j for i, j in zip(*stated_by_z.get_triplet(), strict=True) if i in index1})
@@ -117,37 +118,6 @@ class ModeFunctions:
         self.flow = function("flow", ca.vertcat(rates, closure))
         self.stated = function("stated", stated)
         self.invariants = function("invariants", k)
-
-    def _without_index1(
-        self, given: ca.Function, s: Flat, rows: Any, index1: Sequence[int], coupled: Sequence[int]
-    ) -> Any:
-        """Equations in which the constraints `coupled` depend on y alone, to first order at consistent points.
-
-        Their variables z_1 are those of equations h(y, z_1) = 0. They are replaced by the solution, if h gives it
-        explicitly, or by z_1 - h_z^-1 h, whose derivatives at h = 0 are those of the solution by the implicit function
-        theorem.
-        """
-        algebraic, mode = self.lowering.algebraic, self.lowering.mode
-        by_z = jacobian(rows, s.x)[:, self.ny :].sparsity()
-        used = sorted({j for i, j in zip(*by_z.get_triplet(), strict=True) if i in set(coupled)})
-        own, columns, loose = determined_by(by_z.sub(index1, list(range(self.nz)))[0], used)
-        if loose:
-            names, labels = [algebraic.labels()[j] for j in loose], [mode.labels[i] for i in coupled]
-            raise FormulationError(
-                f"{', '.join(labels)}: the equations without multipliers do not determine {', '.join(names)}.",
-                mode=mode.name,
-                variables=names,
-                remedy="A constraint may contain algebraic variables that equations in algebraic= determine as functions "
-                "of states and time. One that determines an algebraic variable itself belongs to algebraic=.",
-            )
-        h, places = rows[[index1[i] for i in own], :], [self.ny + j for j in columns]
-        z = s.x[places, :]
-        found = solve_explicitly(h, z, MAX_ELIMINATED_BLOCK) if s.kind is ca.SX else None
-        x = s.kind(s.x)
-        x[places, :] = found[0] if found and not found[1].numel() else z - linear_solve(jacobian(h, s.x)[:, places], h)
-        replaced, result = given(s.t, x, s.m, s.p), s.kind(rows)
-        result[list(coupled), :] = replaced[list(coupled), :]
-        return result
 
     def _explicit(self) -> ca.Function | None:
         """Algebraic variables, if the equations give them explicitly, and the quantities that must not vanish."""

@@ -8,7 +8,8 @@ Every mode is brought to ``y' = f(x, m, p, t)``, ``0 = K(x, m, p, t)`` with x = 
   K = F, so that K_z is [F_y' | F_z];
 * in Hessenberg index 2 (SR eq. 15) K is the hidden constraint k_y f + k_t; k itself is an invariant, enforced by
   projection along D = f_z K_z^-1 E (E selects the rows of the hidden constraint), for which k_y D = I. Without
-  index-1 rows D is B (CB)^-1 in SR's notation.
+  index-1 rows D is B (CB)^-1 in SR's notation. A constraint k(y, z_1), with z_1 determined by h(y, z_1) = 0, is taken
+  as k(y, z_1 - h_z^-1 h): its derivatives at h = 0 are total ones, and by z_1 they vanish.
 """
 
 from __future__ import annotations

@@ -91,10 +91,11 @@ class HybridModel(Transitions):
         algebraic : sequence of expressions
             ``0 = k(y, z, m, p, t)`` with k_z nonsingular: Hessenberg index 1 (eq. 22).
         constraint : sequence of expressions
-            ``0 = k(y, m, p, t)`` without algebraic variables: Hessenberg index 2 (eq. 15); k_y f_z must be
-            nonsingular. Equations of `residual` and `algebraic` that contain neither derivatives nor algebraic
-            variables are treated as constraints. In mode, reset and initial equations, ``("rod", e)`` in place of an
-            expression e names the equation in error messages.
+            ``0 = k(y, z1, m, p, t)`` without multipliers: Hessenberg index 2 (eq. 15). z1 are algebraic variables that
+            other equations determine from y; the total derivative of k by y times f_z must be nonsingular. Equations of
+            `residual` and `algebraic` that contain neither derivatives nor algebraic variables are treated as constraints.
+            In mode, reset and initial equations, ``("rod", e)`` in place of an expression e names the equation in error
+            messages.
         mass, rhs : matrix expression (n, n) or its diagonal (n,), and sequence of expressions
             ``M y' = f`` with M(y, z, m, p, t), which may be singular. `build` finds the index: combinations of rates
             that M determines are states, the other variables are algebraic. See docs/formulations.md.

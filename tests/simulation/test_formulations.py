@@ -575,7 +575,7 @@ def test_counts_that_do_not_match(equations: Callable[[Blank], Any], message: st
     assert caught.value.remedy
 
 
-def test_a_constraint_has_no_algebraic_variable(bad: Blank) -> None:
+def test_a_constraint_has_no_multiplier(bad: Blank) -> None:
     z = bad.z()
     with pytest.raises(FormulationError, match=r"Constraint equation 0 contains z"):
         bad.build(ode={bad.y: z, bad.x: 0}, constraint=[bad.y + z])
