@@ -22,6 +22,7 @@ from dae_hybrid.compile.branch_functions import branch_table
 from dae_hybrid.compile.builders import Builders
 from dae_hybrid.compile.expansion import expanded
 from dae_hybrid.compile.initial_functions import build_initial
+from dae_hybrid.compile.lookup import with_tables
 from dae_hybrid.compile.lowering import symbols_for
 from dae_hybrid.compile.mass import with_mass
 from dae_hybrid.compile.mode_system import motion_to_compile, to_compile
@@ -59,7 +60,7 @@ def build_system(
     index2, kink = "direct" if direct else "reduced", "events" if kinks else "integrate"
     origin = Origin(model, {"native": native, "eliminate": eliminate, "index2": index2, "kinks": kink})
     parts.begin("equations")
-    stated = with_bounds(expanded(with_mass(model)))
+    stated = with_bounds(expanded(with_mass(with_tables(model, kinks=kinks))))
     model, assumed_smooth = with_relations(stated, kinks=kinks)
     builders = Builders(model, eliminate=eliminate, direct=direct)
     parts.begin("transitions")

@@ -25,6 +25,7 @@ from dae_hybrid.statement.discontinuous_nodes import (
     bare,
     written_out,
 )
+from dae_hybrid.statement.lookup import is_table
 
 #: identity operation of CasADi that marks an expression of `smooth`
 SMOOTH = ca.OP_LIFT
@@ -275,7 +276,9 @@ def _clips(function: ca.Function) -> set[int]:
 
 
 def _is_discontinuous(function: ca.Function) -> bool:
-    """Whether a function contains discontinuous nodes. External functions are assumed smooth."""
+    """Whether a function contains discontinuous nodes. External functions are assumed smooth, tables are."""
+    if is_table(function):
+        return False
     if function.is_a("SXFunction") or function.is_a("MXFunction"):
         ids = [function.instruction_id(k) for k in range(function.n_instructions())]
         if not ALL.isdisjoint(ids):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import casadi as ca
 import numpy as np
@@ -23,6 +23,7 @@ from dae_hybrid.statement.expressions import (
     numbers,
     positive_size,
 )
+from dae_hybrid.statement.lookup import LookupTable, Outside, lookup_table
 from dae_hybrid.statement.pickling import packed, unpacked
 from dae_hybrid.tables import html, in_short
 
@@ -41,6 +42,7 @@ class Symbols(Statement):
     posts: dict[str, ca.MX] = field(default_factory=dict, init=False)
     indicators: dict[str, ca.MX] = field(default_factory=dict, init=False)  # by the name of the mode
     signals: dict[str, tuple[ca.MX, ca.MX]] = field(default_factory=dict, init=False)  # (value, rate)
+    tables: dict[str, LookupTable] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -258,6 +260,56 @@ class Symbols(Statement):
         rate = sum((k * c * offset ** (k - 1) for k, c in enumerate(coefficients) if k), ca.MX(0))
         self.signals[name] = (value, rate)
         return value
+
+    def table(
+        self,
+        name: str,
+        grid: Any,
+        values: Any,
+        *,
+        kind: Literal["cubic", "linear"] = "cubic",
+        outside: Outside = "error",
+        unit: str = "",
+        description: str = "",
+    ) -> LookupTable:
+        """Declare a lookup table, a function of one or two expressions: ``drag = m.table(...)``, ``drag(speed)``.
+
+        Parameters
+        ----------
+        name : str
+            Name of the table, unique among tables.
+        grid : array, shape (n,), or pair of arrays, shapes (n,) and (m,)
+            Grid points along each axis, strictly increasing.
+        values : array, shape (n,) or (n, m), or expression in parameters
+            Values on the grid. Derivatives with respect to an expression, such as a vector parameter, are exact.
+        kind : {"cubic", "linear"}
+            Not-a-knot spline with continuous second derivatives, of four points or more along each axis; or linear
+            between grid points (bilinear on cells), whose kinks are those of ``fabs`` (see `build`).
+        outside : {"error", "hold", "linear"}
+            Outside of the grid, refuse the run, hold the value at the end of the grid, or continue linearly.
+        unit, description : str
+            For files.
+
+        Raises
+        ------
+        ModelError
+            The name is taken, the grid does not increase, or `kind`, `outside` or the sizes are invalid.
+
+        Examples
+        --------
+        >>> import dae_hybrid as dh
+        >>> m = dh.HybridModel("tank")
+        >>> level = m.differential("level")
+        >>> outflow = m.table("outflow", [0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 1.4, 1.7], kind="linear")
+        >>> m.initial(m.mode("run", ode={level: -outflow(level)}), {level: 1.0})
+        >>> round(float(dh.simulate(m.build(), (0, 2))(2.0)["level"]), 6)
+        0.135335
+        """
+        made = lookup_table(
+            self.tables, name, grid, values, kind=kind, outside=outside, unit=unit, description=description
+        )
+        self.tables[name] = made
+        return made
 
     # -- derivatives and sides --------------------------------------------------------------------------
 
