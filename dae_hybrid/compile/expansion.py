@@ -112,8 +112,11 @@ class _Expansion:
         is_active = [ca.MX(float(name == mode.name)) for name in indicators]
         given = [*mode.ode.values(), mode.residual, mode.algebraic, mode.constraint]
         *rates, residual, algebraic, constraint = ca.substitute(given, list(indicators.values()), is_active)
-        ode = dict(zip(mode.ode, rates, strict=True))
-        return replace(mode, ode=ode, residual=residual, algebraic=algebraic, constraint=constraint)
+        ode, mass = dict(zip(mode.ode, rates, strict=True)), mode.mass
+        if mass is not None:
+            matrix, rhs = ca.substitute([mass.matrix, mass.rhs], list(indicators.values()), is_active)
+            mass = replace(mass, matrix=matrix, rhs=rhs)
+        return replace(mode, ode=ode, residual=residual, algebraic=algebraic, constraint=constraint, mass=mass)
 
     # -- transitions ------------------------------------------------------------------------------
 

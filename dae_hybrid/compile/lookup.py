@@ -31,7 +31,7 @@ def with_tables(model: HybridModel, *, kinks: bool) -> HybridModel:
     found.transitions = {
         name: replace(
             tables.transition(t),
-            source=modes[t.source.name],
+            sources=(modes[t.source.name],),
             target=None if t.target is None else modes[t.target.name],
         )
         for name, t in model.transitions.items()
@@ -108,7 +108,8 @@ class _Tables:
             trigger = replace(t.trigger, expression=self._flows([t.guard], t.source.name, events=not t.refusal)[0])
         tables = {key: {name: self._at(value) for name, value in getattr(t, key).items()}
                   for key in ("reset", "memory", "guess")}  # fmt: skip
-        return replace(t, trigger=trigger, equations=self._at(t.equations), metric=self._at(t.metric), **tables)
+        more = {key: self._at(getattr(t, key)) for key in ("equations", "metric", "when", "priority")}
+        return replace(t, trigger=trigger, **more, **tables)
 
     def initial(self, start: Initial) -> Initial:
         """The start without tables."""
@@ -211,8 +212,8 @@ class _Tables:
                 name = free_name(f"{mode.name}: table '{use.table.name}', {text} {sign} {limit:g}", taken | found)
                 reason = f"The argument {text} of table '{use.table.name}' leaves its grid, {sign} {limit:g}."
                 found[name] = Transition(
-                    name, mode, None, StateTrigger(guard), -1, "error", math.inf, {}, {}, ca.MX(0, 1), (), (), None, {},
-                    refusal=reason,
+                    name, (mode,), None, StateTrigger(guard), -1, "error", math.inf, {}, {}, ca.MX(0, 1), (), (), None,
+                    {}, refusal=reason,
                 )  # fmt: skip
         return list(found.values())
 

@@ -47,7 +47,7 @@ class _Events:
         """The transition between the rewritten modes."""
         source = self._model.modes[t.source.name]
         if t.target is None:
-            return replace(t, source=source)
+            return replace(t, sources=(source,))
         target = self._model.modes[t.target.name]
         own = self._of_mode[target.name]
         self._check_projection(t.project, f"project of transition '{t.name}'")
@@ -83,7 +83,7 @@ class _Events:
                 labels.append(f"continuity of {c.name}")
             else:
                 reset = reset | {c.name: c.value(before)}
-        return replace(t, source=source, target=target, reset=reset, equations=rows, labels=tuple(labels))
+        return replace(t, sources=(source,), target=target, reset=reset, equations=rows, labels=tuple(labels))
 
     def _before(self, mode: str) -> dict[str, ca.MX]:
         """The variables of a mode."""

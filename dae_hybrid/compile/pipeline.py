@@ -60,7 +60,7 @@ def build_system(
     index2, kink = "direct" if direct else "reduced", "events" if kinks else "integrate"
     origin = Origin(model, {"native": native, "eliminate": eliminate, "index2": index2, "kinks": kink})
     parts.begin("equations")
-    stated = with_bounds(expanded(with_mass(with_tables(model, kinks=kinks))))
+    stated = with_bounds(with_mass(with_tables(expanded(model), kinks=kinks)))
     model, assumed_smooth = with_relations(stated, kinks=kinks)
     builders = Builders(model, eliminate=eliminate, direct=direct)
     parts.begin("transitions")
