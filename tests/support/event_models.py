@@ -157,7 +157,7 @@ MODELS: dict[str, tuple[Callable[[], dh.HybridModel], tuple[float, float], dict[
     "sampled controller": (sampled_controller, (0, 2.03), {"fast": 20, "slow": 4}),
     "modulated": (modulated, (0, 0.98), {"on": 10, "off": 9}),
     "delayed": (delayed, (0, 4), {"pulse triggered": 8, "pulse": 6}),
-    "delayed values": (delayed_values, (0, 3.9), {"pulse triggered": 8, "pulse": 7}),
+    "delayed values": (delayed_values, (0, 3.9), {"pulse triggered": 8, "pulse": 6}),
     "cancelled": (cancelled, (0, 4), {"alarm triggered": 3, "alarm": 2, "alarm released": 3}),
     "left early": (left_early, (0, 4), {"late triggered": 2, "late": 1, "early": 1, "back": 2}),
     "logic": (logic, (0, 9), {"heated": 6, "cooled": 6, "twice": 1}),
