@@ -28,6 +28,7 @@ from dae_hybrid.compile.mass import with_mass
 from dae_hybrid.compile.mode_system import motion_to_compile, to_compile
 from dae_hybrid.compile.native_transitions import graph, point_functions
 from dae_hybrid.compile.origin import Origin
+from dae_hybrid.compile.peak_functions import build_peaks, templates
 from dae_hybrid.compile.relations import with_relations
 from dae_hybrid.compile.transition_functions import check_parameters_only, of_parameters
 from dae_hybrid.errors import AdapterError, ModelError
@@ -74,12 +75,13 @@ def build_system(
     wanted = {("mode", i): to_compile(own, builders.units[i]) for i, own in named.items()}
     wanted |= {("motion", i): motion_to_compile(own, builders.units[i]) for i, own in named.items()}
     functionals = Layout.of((f.name, f.size) for f in model.functionals.values())
-    measurements = _measurements(model, functionals, builders)
+    measurements, peaks = _measurements(model, functionals, builders), build_peaks(model, functionals, builders)
+    measured = (*measurements, *templates(peaks))
     if native:
         wanted |= {("transition", kind): own for kind, own in transitions.crossings().items()}
-        if starts_and_ends_plainly(measurements, initial, builders):
-            wanted["end", 0] = end_functions(initial, builders, measurements)
-        if measurements or signals:
+        if starts_and_ends_plainly(measured, initial, builders):
+            wanted["end", 0] = end_functions(initial, builders, measured)
+        if measured or signals:
             wanted |= {("point", i): point_functions(b, turns=bool(signals)) for i, b in builders.units.items()}
     parts.begin("C text and compiler" if native is True else "functions")
     together = {(*owner, key): f for owner, own in wanted.items() for key, f in own.items()}
@@ -96,8 +98,8 @@ def build_system(
             [functions["point"].get(unit, {}) for unit in builders.unit],
             transitions.numbers,
             transitions.slopes(),
-            ends_of(initial, functions["end"][0], measurements, builders.unit),
-            measurements,
+            ends_of(initial, functions["end"][0], measured, builders.unit),
+            measured,
             signals,
         )
 
@@ -117,6 +119,7 @@ def build_system(
         initial=initial,
         signals=signals,
         measurements=measurements,
+        peaks=peaks,
         compiled=all(f.address is not None for f in compiled.values()),
         note=note,
         assumed_smooth=assumed_smooth,

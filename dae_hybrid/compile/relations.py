@@ -78,7 +78,8 @@ def _stated(model: HybridModel) -> dict[Any, list[ca.MX]]:
     """Expressions evaluated between transitions."""
     found: dict[Any, list[ca.MX]] = {("mode", name): mode.equations for name, mode in model.modes.items()}
     found |= {("guard", name): [t.guard] for name, t in model.transitions.items() if t.guard is not None}
-    return found | {("G", f.name): [f.integrand] for f in model.functionals.values() if f.integrand is not None}
+    found |= {("G", f.name): [f.integrand] for f in model.functionals.values() if f.integrand is not None}
+    return found | {("peak", f.name): [p.watched for p in f.peaks] for f in model.functionals.values() if f.peaks}
 
 
 @dataclass(eq=False)
@@ -141,7 +142,12 @@ class _Lifting:
         )
 
     def functional(self, functional: Functional) -> Functional:
-        """Return the functional with a smooth integrand."""
+        """Return the functional with a smooth integrand and smooth peaks, whose kinks are events."""
+        if functional.peaks:
+            where = f"a peak of functional '{functional.name}'"
+            watched = self._lift(where, [p.watched for p in functional.peaks], self.everywhere, JUMPS | KINKS)
+            peaks = (replace(p, watched=w) for p, w in zip(functional.peaks, watched, strict=True))
+            functional = replace(functional, peaks=tuple(peaks))
         if functional.integrand is None:
             return functional
         where = f"the integrand of functional '{functional.name}'"

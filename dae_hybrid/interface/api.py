@@ -13,6 +13,7 @@ from dae_hybrid.conditions.amplification import LOOSER, lost_digits
 from dae_hybrid.conditions.certify import attach_trajectory, check_derivative_conditions
 from dae_hybrid.conditions.error_estimate import SECOND_RUN_SHARE
 from dae_hybrid.errors import OptionError
+from dae_hybrid.interface.peaks import decide_peaks, simulated
 from dae_hybrid.interface.runs import Parameters, RunBuilder
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Keep, LinearSolver, OnZeno, Preconditioner, SensitivityMethod, Simultaneous, check_keep
@@ -110,7 +111,7 @@ def simulate(
     >>> len(sol.events), round(sol.functionals["G"], 5)
     (19, 0.04994)
     """
-    return RunBuilder(system, t_span, parameters, t_eval, adapter, options, keep=keep).run()
+    return simulated(RunBuilder(system, t_span, parameters, t_eval, adapter, options, keep=keep))
 
 
 def forward_sensitivity(
@@ -177,6 +178,7 @@ def forward_sensitivity(
     check_keep(keep, t_eval)
     setup = RunBuilder(system, t_span, parameters, t_eval, adapter, options, "forward")
     allowed, conditions = setup.allowed(duality), setup.conditions(strict=strict)
+    decide_peaks(setup)
     indices = system.parameter_indices(wrt)
     directions, trace, v = setup.directions(indices, conditions), None, np.zeros(0)
     if allowed is not None:
@@ -273,6 +275,7 @@ def adjoint_gradient(
         raise OptionError(f"algorithm must be 'general' or 'serban-recuero', got {algorithm!r}.")
     allowed, conditions = setup.allowed(duality), setup.conditions(strict=strict)
     name, indices = system.functional_name(functional), system.parameter_indices(wrt)
+    decide_peaks(setup)
     if algorithm == "general":
         rows = keep == "final" or (keep == "events" and t_eval is None)
         setup.bound = MemoryBound(setup.options.adjoint_memory, keep == "final", rows)

@@ -95,6 +95,8 @@ class CheckedCall:
         setup, system = self.setup, self.system
         if not isinstance(setup.integrator, RunsMany):
             return f"adapter {setup.integrator.name!r} has no batches"
+        if system.peaks:
+            return "peaks, whose places a run decides"
         if self.analysis is not None and self._checks_duality:
             return "duality"
         if self.analysis is not None and not _is_judged_by_numbers(system):

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dae_hybrid.conditions.resolution import MIN_STEP_LIMIT, RETRIES, ROUGH_RESOLUTION, STEP_LIMIT_FACTOR, finer
 from dae_hybrid.errors import DaeHybridError, IntegrationError, OptionError, StepLimitError, UnsupportedError
+from dae_hybrid.interface.peaks import with_values
 from dae_hybrid.interface.registry import Analysis, check_capabilities, find_integrator, for_call, registered
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Keep, Options, check_keep, check_time_span, check_times
@@ -24,12 +25,14 @@ from dae_hybrid.port.segment_rules import is_unresolved
 from dae_hybrid.sensitivity import adjoint as adjoint_analysis
 from dae_hybrid.sensitivity.algorithm1 import serban_recuero
 from dae_hybrid.sensitivity.duality import SweepResult, TangentTrace, direction
+from dae_hybrid.sensitivity.event_sides import side_values
 from dae_hybrid.sensitivity.forward import TangentState
 from dae_hybrid.simulation.automaton import Automaton
 from dae_hybrid.simulation.event_logic import SIMULTANEITY_RTOLS
 from dae_hybrid.simulation.native_run import trajectory_of
 from dae_hybrid.simulation.stop_times import StopTimes
 from dae_hybrid.system.derivative_conditions import Conditions
+from dae_hybrid.system.peaks import refuse_other_events
 from dae_hybrid.system.schedule import Schedule
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.trajectory.trajectory import Side, Trajectory
@@ -150,11 +153,12 @@ class RunBuilder:
         return self.integrator.open(self.options, self.p, **more)
 
     def run(
-        self, directions: TangentState | None = None, max_steps: int | None = None, *, for_adjoint: bool = False
-    ) -> Trajectory:
-        """Simulate; propagate tangents if `directions` is given, or keep the path for the adjoint."""
+        self, directions: TangentState | None = None, max_steps: int | None = None, *, for_adjoint: bool = False,
+        keep_path: bool = False,
+    ) -> Trajectory:  # fmt: skip
+        """Simulate; propagate tangents if `directions` is given, or keep the path, for the adjoint or without it."""
         if directions is None or not directions.count:
-            return self._run(directions, max_steps, for_adjoint=for_adjoint)
+            return self._run(directions, max_steps, for_adjoint=for_adjoint, keep_path=keep_path)
         scales = self.scales(directions.directions)
         found = self._run(directions, max_steps, scales, for_adjoint=for_adjoint)
         if not self.options.sensitivity_error_control:
@@ -221,7 +225,7 @@ class RunBuilder:
 
     def _run(
         self, directions: TangentState | None, max_steps: int | None, scales: Array | None = None, *,
-        for_adjoint: bool = False,
+        for_adjoint: bool = False, keep_path: bool = False,
     ) -> Trajectory:  # fmt: skip
         more: dict[str, Any] = {}
         if directions is not None and scales is not None:
@@ -231,7 +235,7 @@ class RunBuilder:
         certify, found = for_adjoint or directions is not None, None
         session = self.integrator.open(options, self.p, **more)
         # derivatives are checked by the steps of one long segment, which outputs at given times do not contain
-        keep_path = for_adjoint or (bool(more) and t_eval is not None and not self.system.transitions)
+        keep_path = keep_path or for_adjoint or (bool(more) and t_eval is not None and not self.system.transitions)
         schedule = Schedule(self.system, self.span[0], self.p, self.span[1])
         try:
             if self.keep != "final":
@@ -249,10 +253,19 @@ class RunBuilder:
         finally:
             session.close()
 
+        if self.system.sides:
+            found = self._with_sides(found)
         if self.keep != "all":
             return found
         blank = None if directions is None else directions.fresh_copy()
         return replace(found, rerun=partial(self._rerun, blank, max_steps, scales))
+
+    def _with_sides(self, run: Trajectory) -> Trajectory:
+        """Return the run of a system with decided peaks, with their values on sides of events."""
+        decision = self.system.decision
+        if decision is not None and run.n_events != decision.n_events:
+            raise refuse_other_events(decision, run.final[0])
+        return with_values(run, side_values(run))
 
     def _rerun(
         self, directions: TangentState | None, max_steps: int | None, scales: Array | None, t: Array

@@ -28,6 +28,7 @@ from dae_hybrid.port.native_plan import NativeGradient, TableAdjoint
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.port.segment_rules import ADJOINT_ROUNDING_FACTOR
+from dae_hybrid.sensitivity.event_sides import side_gains, time_gains, with_gains
 from dae_hybrid.sensitivity.multipliers import consistent_adjoint, round_relative, stated_adjoint
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.linearisation import TransitionLinearisation, chain
@@ -317,17 +318,20 @@ def _sweep_parts(
 ) -> Iterator[_SweepStep]:  # fmt: skip
     """Sweep the trajectory from its end; `t_eval` returns the sampling times of a segment, decreasing."""
     wrt = list(sweep.wrt)
-    parts = [*reversed(sweep.trajectory.parts.given)]
+    parts, sides = [*reversed(sweep.trajectory.parts.given)], {side.event for side in sweep.system.sides}
+    left = sweep.trajectory.n_events if sides else 0  # events before the part
     while parts:
         raise_if_cancelled()
         part = parts.pop(0)
         if isinstance(part, RecordTable):
             table, found = part.complete(), None
-            if t_eval is None and not time_cotangent.any():
+            own = range(left - table.n_events, left) if sides else range(0)
+            if t_eval is None and not time_cotangent.any() and sides.isdisjoint(own):
                 found = sweep.sweep_events(table, adjoint, total, at_events=at_events)
             if found is None:
                 parts[:0] = reversed(sweep.trajectory.parts.of(part))
             else:
+                left -= len(own)
                 adjoint, total = found.adjoints, found.total
                 yield _SweepStep(table, adjoint, total, EMPTY, found)
                 part.release()
@@ -351,7 +355,11 @@ def _sweep_parts(
             adjoint, total = adjoint + gained, total + share
             yield _SweepStep(part, adjoint, total, EMPTY)
         else:
-            adjoint, share, time_cotangent = sweep.linearise(part).backward(adjoint, time_cotangent)
+            left -= 1
+            gains = side_gains(sweep.trajectory, part, left, sweep.components) if left in sides else []
+            after, late = with_gains(gains, "+", adjoint, np.zeros((len(adjoint), sweep.trajectory.parameters.size)))
+            before, share, time_cotangent = sweep.linearise(part).backward(after, time_gains(gains, time_cotangent))
+            adjoint, share = with_gains(gains, "-", before, share + late)
             time_cotangent = (
                 time_cotangent if part.order else np.zeros_like(time_cotangent)
             )  # the start of the run does not move

@@ -20,6 +20,7 @@ from dae_hybrid.port.integrator import SegmentOutcome, TaskSensitivities
 from dae_hybrid.port.native_plan import NativeRun
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
+from dae_hybrid.sensitivity.event_sides import side_tangents
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.initial import RunStart
 from dae_hybrid.system.linearisation import chain
@@ -279,6 +280,10 @@ class TangentState:
             total += by_u @ self._by_u(final, t, x, m, self.state)
             if trajectory.ended_by_event:
                 total += np.outer(by_u @ column(chain(final, t, x, m, self.p), -1), self.event_times[-1])
+        if self.system.sides:
+            around, times = self.sides, self.event_times
+            for component, own in side_tangents(trajectory, self.system.sides, around, times, self.directions):
+                total[component] += own
         if not np.all(np.isfinite(total)):
             bad = [n for n in self.system.functionals.names if not np.isfinite(total[self.system.functionals[n]]).all()]
             raise NonFiniteError(

@@ -263,6 +263,19 @@ class Series(Statement):
 
 
 @dataclass(frozen=True, eq=False)
+class Peak(Statement):
+    """A part of a functional that the whole run decides: an extremum, its time, or the time of a crossing.
+
+    `parts` are the expressions of the keyword `kind`, see `dae_hybrid.statement.peaks`; `watched` are those whose
+    extrema or zeros are searched, one or two for each component.
+    """
+
+    kind: str
+    parts: tuple[ca.MX, ...]
+    watched: ca.MX
+
+
+@dataclass(frozen=True, eq=False)
 class Functional(Statement):
     """A cost functional: the sum of its parts."""
 
@@ -273,3 +286,4 @@ class Functional(Statement):
     at_times: tuple[tuple[ca.MX, ca.MX], ...] = ()  # (time, value)
     at_events: tuple[tuple[str, ca.MX], ...] = ()  # (transition, value)
     series: tuple[Series, ...] = ()  # further measurements, many at once
+    peaks: tuple[Peak, ...] = ()

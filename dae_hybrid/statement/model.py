@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import casadi as ca
 
@@ -20,6 +20,7 @@ from dae_hybrid.statement.declarations import (
 )
 from dae_hybrid.statement.expressions import checked_name, equation_rows, expression, items, labelled, matrix
 from dae_hybrid.statement.mass import mass_statement
+from dae_hybrid.statement.peaks import PeakParts, peaks_of, size_of
 from dae_hybrid.statement.series import is_series, stated
 from dae_hybrid.statement.transitions import ALL, SAME, Transitions
 from dae_hybrid.tables import counted
@@ -214,6 +215,7 @@ class HybridModel(Transitions):
         terminal: Any = None,
         at_times: Mapping[Any, Any] | Sequence[tuple[Any, Any]] | None = None,
         at_events: Mapping[Any, Any] | None = None,
+        **peaks: Unpack[PeakParts],
     ) -> None:
         """Declare a functional, scalar or vector, as the sum of its parts.
 
@@ -233,6 +235,19 @@ class HybridModel(Transitions):
             squares.
         at_events : mapping of transition to expression
             Added each time the transition fires; may use pre-transition values, `post` and `unknown`.
+        maximum, minimum, maximum_abs : expression
+            The extremum over the run, entry by entry of a vector: at a stationary point, on either side of an event or
+            of a knot of a signal, at the start or at the end.
+        time_of_maximum, time_of_minimum, time_of_maximum_abs : expression
+            The time of that extremum.
+        overshoot : (signal, start, target)
+            The maximum of ``(signal - target) / (target - start)``.
+        rise_time : (signal, low, high)
+            Time from the first crossing of `low` to the first crossing of `high`.
+        settling_time : (signal, target, band)
+            Time from the start of the run until the signal stays within ``target - band`` and ``target + band``.
+        time_above, exceedance : (signal, bound)
+            Duration for which the signal is above the bound, and the integral of what exceeds it.
 
         Raises
         ------
@@ -260,10 +275,15 @@ class HybridModel(Transitions):
         ]
         measured = [expression(f"measurement of functional '{name}'", value, None) for _, value in pairs]
         costs = [expression(f"cost at an event of functional '{name}'", value, None) for value in fired.values()]
+        decided, integrands = peaks_of(name, peaks)
+        for own in integrands:
+            whole[0] = own if whole[0] is None else whole[0] + own
         sizes = {part.numel() for part in (*whole, *measured, *(s.value for s in series), *costs) if part is not None}
+        sizes |= {size_of(part) for part in decided}
         if not sizes:
             raise ModelError(
-                f"Functional '{name}' needs an integrand, a terminal value, at_times or at_events, or several of them."
+                f"Functional '{name}' needs an integrand, a terminal value, at_times, at_events or a peak, or several "
+                "of them."
             )
         if len(sizes) > 1 or 0 in sizes:
             raise ModelError(f"Functional '{name}': all parts must have one common size, got {sorted(sizes)}.")
@@ -275,6 +295,7 @@ class HybridModel(Transitions):
             tuple(zip(times, measured, strict=True)),
             tuple(zip(fired, costs, strict=True)),
             tuple(series),
+            tuple(decided),
         )
 
     # -- build ------------------------------------------------------------------------------------------

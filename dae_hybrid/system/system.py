@@ -28,6 +28,7 @@ from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.excess import Reached
 from dae_hybrid.system.linearisation import TransitionLinearisation
 from dae_hybrid.system.measurement import Measurement
+from dae_hybrid.system.peaks import Decision, EventSide, Peak
 from dae_hybrid.system.signals import SignalTable, derivatives
 from dae_hybrid.system.transition_map import TransitionMap, schedule_state
 from dae_hybrid.tables import align, counted, html
@@ -254,6 +255,9 @@ class HybridSystem(NotPicklable):
     labels: Mapping[str, str]  # name -> "name [unit]" or description, for plots
     units: Mapping[str, str]  # of the variables and parameters that have one
     descriptions: Mapping[str, str]  # likewise
+    peaks: tuple[Peak, ...] = ()
+    decision: Decision | None = None  # the places that decide the peaks of one run
+    sides: tuple[EventSide, ...] = ()  # those of them that are sides of events
     later: Later | None = None  # the pending compilation of ``native="later"``
     remake: Callable[[], tuple[Any, ...]] | None = field(default=None, repr=False)  # reduction of a pickle
 

@@ -1,0 +1,180 @@
+"""Peaks of a system, and the places of a run that decide them.
+
+Which place decides a peak is known after a run. From then on the peak is a measurement at a constant time, or a value
+on one side of an event:
+
+- At an interior extremum of w, dG/dp is dw/dp at the fixed time t, because w' = 0 there. With w' not exactly zero the
+  measured value ``w - w'^2 / (2 w'')`` is that at the zero of w', to first order in its derivative as well.
+- The time of an interior extremum is ``t - w'/w''`` with the constants t and w'': its derivative is
+  ``-(dw'/dp) / w''``. The time of a crossing of zero is ``t - w/w'`` likewise.
+- On a side of an event w has its total derivative, with that of the time of the event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from dae_hybrid.codegen.kernels import Kernel
+from dae_hybrid.errors import DaeHybridError, EventError
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.system.linearisation import chain
+from dae_hybrid.system.measurement import Measurement
+
+if TYPE_CHECKING:
+    from dae_hybrid.system.system import HybridSystem, ModeSystem
+
+#: side of an event: before or after it
+Side = Literal["-", "+"]
+
+
+def width(watched: int) -> int:
+    """Return the number of data of a measurement of watched expressions.
+
+    They are weights of the expressions, of their rates and of the squares of these, and a constant.
+    """
+    return 3 * watched + 1
+
+
+@dataclass(frozen=True, eq=False)
+class Peak:
+    """A part of a functional that the whole run decides."""
+
+    functional: str
+    first: int  # of its components among those of all functionals
+    size: int
+    kind: str
+    watched: int
+    watch: Callable[[int], Kernel] = field(repr=False)  # mode -> (t, x, m, p) -> values, first and second rates
+    measure: Callable[[int], Kernel] = field(repr=False)  # see `Measurement.of_mode`
+
+    @property
+    def what(self) -> str:
+        """The peak in words."""
+        return f"{self.kind} of functional '{self.functional}'"
+
+    @property
+    def nothing(self) -> Array:
+        """Data of a measurement without a value."""
+        return np.zeros(width(self.watched))
+
+    def data(self, entry: int, value: float = 0.0, rate: float = 0.0, square: float = 0.0, constant: float = 0.0) -> Array:
+        """Return the data of a measurement of one watched expression."""
+        found, n = self.nothing, self.watched
+        found[[entry, n + entry, 2 * n + entry]] = value, rate, square
+        found[-1] = constant
+        return found
+
+
+class Place(NamedTuple):
+    """What one place of a run contributes to a component: a measurement at `time`, or a side of an event.
+
+    The value is that of the measurement, and `time_share` times the time of the event.
+    """
+
+    peak: int
+    component: int  # of the peak
+    time: float
+    data: Array
+    value: float
+    event: int = -1  # index among the events of the run; -1 for a fixed time
+    side: Side = "-"
+    time_share: float = 0.0
+    where: str = ""
+
+    def weightless(self) -> Place:
+        """Return the place without its contribution."""
+        return self._replace(data=np.zeros_like(self.data), time_share=0.0)
+
+
+class Tie(NamedTuple):
+    """Places of which each may decide a component, the deciding one first."""
+
+    chosen: Place
+    rivals: tuple[Place, ...]
+    is_exact: bool  # whether values are equal to rounding
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """The places that decide the peaks of one run.
+
+    `n_events` is the number of its events; `failures` are conditions of derivatives that do not hold, each with its
+    functional.
+    """
+
+    places: tuple[Place, ...]
+    n_events: int
+    ties: tuple[Tie, ...] = ()
+    failures: tuple[tuple[str, DaeHybridError], ...] = ()
+
+    @property
+    def followed(self) -> list[Place]:
+        """The deciding places, and their rivals without weight."""
+        return [*self.places, *(rival.weightless() for tie in self.ties for rival in tie.rivals)]
+
+
+@dataclass(frozen=True, eq=False)
+class EventSide:
+    """A contribution of one side of an event to a component."""
+
+    event: int
+    side: Side
+    component: int  # of all functionals
+    measure: Callable[[int], Kernel] = field(repr=False)
+    data: Array = field(repr=False)
+    time_share: float
+
+    def value(self, mode: ModeSystem, t: float, x: Array, m: Array, p: Array) -> float:
+        """Return the contribution."""
+        return float(self.measure(mode.index)(t, x, m, p, self.data)[0][0]) + self.time_share * t
+
+    def derivatives(
+        self, mode: ModeSystem, t: float, x: Array, xdot: Array, m: Array, p: Array
+    ) -> tuple[Array, Array, float]:
+        """Return the derivatives by w and by p at the fixed time, and the derivative by the time of the event."""
+        by_u = self.measure(mode.index)(t, x, m, p, self.data)[1]
+        by = by_u @ chain(mode, t, x, m, p) if mode.algebraic.size else by_u
+        n_w = mode.differential.size + m.size
+        rate = float(by_u[0, : x.size] @ xdot + by_u[0, -1])
+        return np.asarray(by[0, :n_w]), np.asarray(by[0, n_w:-1]), rate + self.time_share
+
+
+def decided(system: HybridSystem, decision: Decision) -> HybridSystem:
+    """Return the system whose peaks are measurements at the places of a decision."""
+    measurements, functions, sides = list(system.measurements), [], []
+    ends, n = system.graph.ends, len(system.measurements)
+    for place in decision.followed:
+        peak = system.peaks[place.peak]
+        component = peak.first + place.component
+        if place.event >= 0:
+            sides.append(EventSide(place.event, place.side, component, peak.measure, place.data, place.time_share))
+            continue
+        part = slice(component, component + 1)
+        measurements.append(Measurement(peak.functional, part, place.time, peak.measure, place.data))
+        if ends is not None:
+            template = ends.measured[n + place.peak]
+            functions.append(template._replace(data=place.data, components=part))
+    if ends is not None:
+        ends = None if sides else replace(ends, measured=(*ends.measured[:n], *functions))
+    return replace(
+        system,
+        measurements=tuple(measurements),
+        graph=replace(system.graph, ends=ends, cache={}),
+        sides=tuple(sides),
+        decision=decision,
+        remake=lambda: (decided, (system, decision)),
+    )
+
+
+def refuse_other_events(decision: Decision, t: float) -> EventError:
+    """Return the error of a run whose events are not those of the run that decided the peaks."""
+    return EventError(
+        f"The run with derivatives does not have the {decision.n_events} events of the run that decided the peaks.",
+        time=t,
+        remedy="Tighten rtol and atol, or set max_step or a resolution of the guards: the run is at the edge of another "
+        "one.",
+    )
