@@ -9,6 +9,7 @@ from functools import cache
 
 from dae_hybrid.conditions.branches import undecided_branches
 from dae_hybrid.conditions.error_estimate import ErrorEstimate
+from dae_hybrid.conditions.peaks import check_peaks
 from dae_hybrid.conditions.resting import refuse_resting
 from dae_hybrid.conditions.simultaneous import has_coincidences, one_sided_derivatives
 from dae_hybrid.errors import ConditionWarning, DaeHybridError, DerivativeWarning, ZenoError
@@ -67,9 +68,9 @@ def check_derivative_conditions(
         for found in undecided_branches(run, estimate):
             if found.matters or found.moves(run, directions):
                 found.refuse(conditions)
-    sided: tuple[str, ...] = ()
+    sided = check_peaks(trajectory.system.decision, conditions, forward, functionals)
     if has_coincidences(trajectory, estimate):
-        sided = one_sided_derivatives(*forward(), estimate, functionals)
+        sided += one_sided_derivatives(*forward(), estimate, functionals)
     for check in duality.values():
         if not check.passed:
             conditions.fail(check.error())

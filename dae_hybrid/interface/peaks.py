@@ -12,7 +12,7 @@ import numpy as np
 from dae_hybrid.conditions.certify import attach_trajectory
 from dae_hybrid.numerics.arrays import Array, scalar
 from dae_hybrid.system.peaks import decided
-from dae_hybrid.trajectory.peak_search import PeakSearch
+from dae_hybrid.trajectory.peak_search import decision_of
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def simulated(setup: RunBuilder) -> Trajectory:
     own.keep = "all"
     run = own.run(keep_path=True)
     with attach_trajectory(run):
-        decision = PeakSearch(run).decision()
+        decision = decision_of(run)
     values = np.zeros(setup.system.functionals.size)
     for place in decision.places:
         values[setup.system.peaks[place.peak].first + place.component] += place.value
@@ -43,7 +43,7 @@ def decide_peaks(setup: RunBuilder) -> None:
     own.keep, own.t_eval = "all", np.zeros(0)
     run = own.run(keep_path=True)
     with attach_trajectory(run):
-        setup.system = decided(setup.system, PeakSearch(run).decision())
+        setup.system = decided(setup.system, decision_of(run))
 
 
 def with_values(run: Trajectory, values: Array) -> Trajectory:

@@ -9,28 +9,14 @@ import numpy as np
 
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.records import EventRecord
-from dae_hybrid.system.peaks import EventSide, Side
-from dae_hybrid.system.system import HybridSystem, ModeSystem
+from dae_hybrid.system.peaks import EventSide, Side, SidePoint
 from dae_hybrid.trajectory.trajectory import Trajectory
-
-#: mode, time, x, its rates and the memory on a side of an event
-type SidePoint = tuple[ModeSystem, float, Array, Array, Array]
-
-
-def point_at(system: HybridSystem, event: EventRecord, side: EventSide, final: int) -> SidePoint:
-    """Return the point of a side of an event; `final` is the mode at the end of the run."""
-    transition = system.transitions[event.index]
-    if side.side == "-":
-        return system.modes[transition.source], event.time, event.x_minus, event.xdot_minus, event.memory_minus
-    mode = system.modes[final if transition.target is None else transition.target]
-    return mode, event.time, event.x_plus, event.xdot_plus, event.memory_plus
-
 
 def side_values(run: Trajectory) -> Array:
     """Return the contributions of the sides of events to all functionals, (k,)."""
     found = np.zeros(run.system.functionals.size)
     for side in run.system.sides:
-        mode, t, x, _, m = point_at(run.system, run.events[side.event], side, run.final[1])
+        mode, t, x, _, m = side.point(run.system, run.events[side.event], run.final[1])
         found[side.component] += side.value(mode, t, x, m, run.parameters)
     return found
 
@@ -43,10 +29,16 @@ def side_tangents(
     `around` are dw before and after every event, `times` the derivatives of the event times, `dp` (n_p, d).
     """
     for side in sides:
-        point = point_at(run.system, run.events[side.event], side, run.final[1])
-        by_w, by_p, rate = side.derivatives(*point, run.parameters)
-        dw = around[side.event][side.side == "+"]
-        yield side.component, by_w @ dw + by_p @ dp + rate * times[side.event]
+        point = side.point(run.system, run.events[side.event], run.final[1])
+        yield side.component, side_tangent(side, point, around[side.event], times[side.event], run.parameters, dp)
+
+
+def side_tangent(
+    side: EventSide, point: SidePoint, around: tuple[Array, Array], tau: Array, p: Array, dp: Array
+) -> Array:
+    """Return the derivatives of the value on a side of an event, (d,), from dw before and after it and dt."""
+    by_w, by_p, rate = side.derivatives(*point, p)
+    return np.asarray(by_w @ around[side.side == "+"] + by_p @ dp + rate * tau)
 
 
 class SideGain(NamedTuple):
@@ -64,7 +56,7 @@ def side_gains(run: Trajectory, event: EventRecord, index: int, components: tupl
     found = []
     for side in run.system.sides:
         if side.event == index and side.component in components:
-            point = point_at(run.system, event, side, run.final[1])
+            point = side.point(run.system, event, run.final[1])
             found.append(SideGain(side, components.index(side.component), *side.derivatives(*point, run.parameters)))
     return found
 

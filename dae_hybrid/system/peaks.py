@@ -25,6 +25,7 @@ from dae_hybrid.system.linearisation import chain
 from dae_hybrid.system.measurement import Measurement
 
 if TYPE_CHECKING:
+    from dae_hybrid.port.records import EventRecord
     from dae_hybrid.system.system import HybridSystem, ModeSystem
 
 #: side of an event: before or after it
@@ -69,6 +70,10 @@ class Peak:
         return found
 
 
+#: mode, time, x, its rates and the memory on a side of an event
+type SidePoint = tuple[ModeSystem, float, Array, Array, Array]
+
+
 class Place(NamedTuple):
     """What one place of a run contributes to a component: a measurement at `time`, or a side of an event.
 
@@ -84,6 +89,7 @@ class Place(NamedTuple):
     side: Side = "-"
     time_share: float = 0.0
     where: str = ""
+    error: float = 0.0  # difference below which values of places are equal
 
     def weightless(self) -> Place:
         """Return the place without its contribution."""
@@ -127,6 +133,14 @@ class EventSide:
     measure: Callable[[int], Kernel] = field(repr=False)
     data: Array = field(repr=False)
     time_share: float
+
+    def point(self, system: HybridSystem, event: EventRecord, final: int) -> SidePoint:
+        """Return the point of this side of its event; `final` is the mode at the end of the run."""
+        transition = system.transitions[event.index]
+        if self.side == "-":
+            return system.modes[transition.source], event.time, event.x_minus, event.xdot_minus, event.memory_minus
+        mode = system.modes[final if transition.target is None else transition.target]
+        return mode, event.time, event.x_plus, event.xdot_plus, event.memory_plus
 
     def value(self, mode: ModeSystem, t: float, x: Array, m: Array, p: Array) -> float:
         """Return the contribution."""

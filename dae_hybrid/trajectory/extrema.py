@@ -1,0 +1,140 @@
+"""The largest or smallest value of an expression in a run: at a stationary point, or at an end of a smooth part."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dae_hybrid.numerics.arrays import EPS, Array
+from dae_hybrid.numerics.quintics import DEGREE, extrema
+from dae_hybrid.port.records import EventRecord
+from dae_hybrid.statement.peaks import TIMES
+from dae_hybrid.system.derivative_conditions import Conditions
+from dae_hybrid.system.peaks import EventSide, Place, Tie
+from dae_hybrid.trajectory.places import MAX_TIME_ERROR, TIED_TOLERANCES, PlaceFinder, Point, values_at
+
+#: values are equal to rounding if they differ by less than this number of roundings
+TIED_ROUNDINGS = 64.0
+#: error of quintics, as a share of the range: candidates within it are refined; largest number of them
+SEARCH_SHARE, MAX_CANDIDATES = 1e-5, 64
+#: largest number of rivals that are followed
+MAX_RIVALS = 16
+#: stationary points closer than this multiple of the time in which the value changes by its accuracy are one
+SAME_POINT = 4.0
+#: relative difference below which derivatives on both sides of an event are equal
+SAME_SIDES = 1e-6
+
+
+class ExtremumFinder(PlaceFinder):
+    """Finds the places of maxima, minima, and their times."""
+
+    def decide(self, component: int) -> None:
+        """See `PlaceFinder`."""
+        kind, of_time = self.peak.kind.removeprefix("time_of_"), self.peak.kind in TIMES
+        signs = (1, -1) if kind == "maximum_abs" else (-1,) if kind == "minimum" else (1,)
+        found = [(sign, point) for sign in signs for point in self._candidates(component, sign)]
+        found.sort(key=lambda pair: -pair[0] * pair[1].value)
+        (sign, best), rest = found[0], found[1:]
+        best = self.with_errors(component, best)
+        accuracy = TIED_TOLERANCES * best.error
+        chosen = self._place(component, sign, best)
+        self.places.append(chosen)
+        rivals = [
+            (s, point) for s, point in rest
+            if sign * best.value - s * point.value <= accuracy and not self._is_same(component, best, point, accuracy)
+        ]  # fmt: skip
+        if of_time:
+            rivals = [pair for pair in rivals if abs(pair[1].time - best.time) > MAX_TIME_ERROR * self.walk.span]
+            if rivals:
+                self.fail(
+                    best.time,
+                    f"has two extrema within the accuracy of the run, at t = {best.time:.9g} and at "
+                    f"t = {rivals[0][1].time:.9g}: the time jumps from one to the other.",
+                    "Ask for the extremum instead of its time, or tighten rtol and atol.",
+                )
+        elif rivals:
+            rounding = TIED_ROUNDINGS * EPS * abs(best.value)
+            exact = any(sign * best.value - s * point.value <= rounding for s, point in rivals)
+            others = (self._place(component, s, self.with_errors(component, point)) for s, point in rivals[:MAX_RIVALS])
+            self.ties.append(Tie(chosen, tuple(others), exact))
+
+    def _candidates(self, entry: int, sign: int) -> list[Point]:
+        """Return the largest extrema of an expression times a sign, those within the error of the quintics included."""
+        coefficients, at_edges = sign * self.pieces.coefficients[:, entry], sign * self.values[:, entry]
+        bounds = coefficients.max(axis=1, initial=-np.inf)
+        known = np.concatenate((at_edges, coefficients[:, [0, DEGREE]].ravel()))
+        largest = float(known.max())
+        for k in np.argsort(-bounds).tolist():
+            if bounds[k] <= largest:
+                break
+            largest = max([largest, *values_at(coefficients[k], extrema(coefficients[k]))])
+        margin = SEARCH_SHARE * float(np.ptp(known))
+        margin += TIED_TOLERANCES * self.run.options.rtol * float(np.abs(known).max())
+        near = [(float(coefficients[k, DEGREE]), k, 1.0) for k in self._turns(coefficients, largest - margin)]
+        for k in np.flatnonzero(bounds >= largest - margin).tolist():
+            places = extrema(coefficients[k])
+            values = values_at(coefficients[k], places)
+            near += [(v, k, s) for v, s in zip(values, places.tolist(), strict=True) if v >= largest - margin]
+        near.sort(reverse=True)
+        found = [self.edge_point(entry, i) for i in np.flatnonzero(at_edges >= largest - margin).tolist()]
+        for _, k, s in near[:MAX_CANDIDATES]:
+            point = self.stationary(entry, k, s)
+            is_lowest = sign * point.second > 0 and len(found) > 0
+            if not is_lowest and not any(p.is_interior and p.time == point.time for p in found):
+                found.append(point)
+        return found
+
+    def _turns(self, coefficients: Array, least: float) -> list[int]:
+        """Return the pieces at whose ends an expression above a value turns, within a smooth part of the run."""
+        if len(coefficients) < 2:
+            return []
+        rising = coefficients[:-1, DEGREE] >= coefficients[:-1, DEGREE - 1]
+        falling = coefficients[1:, 1] <= coefficients[1:, 0]
+        turns = rising & falling & (coefficients[:-1, DEGREE] >= least) & self.joins
+        return [int(k) for k in np.flatnonzero(turns)]
+
+    def _is_same(self, entry: int, one: Point, other: Point, accuracy: float) -> bool:
+        """Whether two points are the same stationary point, or sides of an event at which derivatives are equal."""
+        if one.edge is not None and other.edge is not None:
+            return one.edge.kind == other.edge.kind == "event" and self._is_one_event(entry, one, other)
+        if one.edge is not None or other.edge is not None or not one.second:
+            return False
+        return abs(one.time - other.time) <= SAME_POINT * np.sqrt(2 * accuracy / abs(one.second))
+
+    def _is_one_event(self, entry: int, one: Point, other: Point) -> bool:
+        """Whether the derivatives after an event, carried back across it, are those before it."""
+        first, second = sorted((one.edge, other.edge), key=lambda edge: edge.side == "+")  # type: ignore[union-attr, arg-type]
+        if first is None or second is None or first.event != second.event or first.side == second.side:
+            return False
+        event: EventRecord = self.run.events[first.event]
+        if event.follows or event.order:
+            return False
+        p, system, data = self.run.parameters, self.run.system, self.peak.data(entry, 1.0)
+        sides = (EventSide(first.event, side, 0, self.peak.measure, data, 0.0) for side in ("-", "+"))
+        (before_w, before_p, before_t), (after_w, after_p, after_t) = (
+            side.derivatives(*side.point(system, event, self.run.final[1]), p) for side in sides
+        )
+        map_ = system.linearise(event, p, self.run.t_span[0], Conditions(strict=False))
+        moved = (after_w @ map_.time_shift + after_t - before_t) / map_.rate
+        by_w = after_w @ map_.R_w - moved * map_.h_w - before_w
+        by_p = after_w @ map_.R_p + after_p - moved * map_.h_p - before_p
+        scale = max(float(np.abs(before_w).max(initial=0.0)), abs(before_t / map_.rate) * float(np.abs(map_.h_w).max(initial=0.0)))
+        return bool(max(np.abs(by_w).max(initial=0.0), np.abs(by_p).max(initial=0.0)) <= SAME_SIDES * scale)
+
+    def _place(self, component: int, sign: int, point: Point) -> Place:
+        """Return the place of an extremum, or of its time."""
+        of_time, weight = self.peak.kind in TIMES, float(sign) if "abs" in self.peak.kind else 1.0
+        if not point.is_interior:
+            return self.at_edge(component, component, point, 0.0 if of_time else weight, 1.0 if of_time else 0.0)
+        second, where = point.second, "a stationary point"
+        is_resolved = point.rate_error <= MAX_TIME_ERROR * self.walk.span * abs(second) and second != 0
+        if not of_time:
+            square = -weight / (2 * second) if is_resolved else 0.0
+            return self.measured(component, point, self.peak.data(component, weight, square=square), where)
+        if not is_resolved:
+            self.fail(
+                point.time,
+                "stays at its extremum to the accuracy of the run: the extremum has no time.",
+                "Ask for the extremum instead of its time, or tighten rtol and atol.",
+            )
+        rate = -1 / second if is_resolved else 0.0
+        return self.measured(component, point, self.peak.data(component, rate=rate, constant=point.time), where)
