@@ -91,7 +91,7 @@ class _Ties:
         for other in tie.rivals:
             by_other = self._tangent(other)
             size = float((np.maximum(np.abs(by_one), np.abs(by_other)) * scale).max(initial=0.0))
-            if np.any(np.abs(by_one - by_other) * scale > accuracy * size + one.error):
+            if np.any(np.abs(by_one - by_other) * scale > accuracy * (size + one.size)):
                 return f"{in_short(by_one)} by {one.where}, and {in_short(by_other)} by {other.where}"
         return None
 

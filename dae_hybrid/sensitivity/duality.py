@@ -22,13 +22,15 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_plan import NativeRun
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.records import EventRecord
+from dae_hybrid.port.segment_rules import same_instant
 from dae_hybrid.sensitivity.adjoint import AdjointSweep
+from dae_hybrid.sensitivity.event_sides import side_tangents
 from dae_hybrid.sensitivity.forward import TangentState
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.initial import RunStart
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.system.transition_map import TransitionMap
-from dae_hybrid.trajectory.trajectory import SegmentSensitivities
+from dae_hybrid.trajectory.trajectory import SegmentSensitivities, Trajectory
 
 #: remedy if no error test covered the derivatives
 UNTESTED = (
@@ -192,8 +194,11 @@ def compare(
     adjoints = swept.adjoint_at_events()
     same = len(tangent.history) == len(adjoints)
     if adjoints and same:
+        sides = _side_gains(run, tangent)
         for (t, dw, gained), (lam, share) in zip(tangent.history, reversed(adjoints), strict=True):
             same = same and dw.size == lam.shape[1]  # otherwise the two runs took different transitions
+            earlier = (own for time, own in sides if time < t and not same_instant(time, t, run.t_span[0]))
+            gained = gained + sum(earlier, np.zeros_like(gained))
             values.append(lam @ dw + gained[chosen] + share @ v if same else np.full(len(chosen), np.nan))
             times.append(t)
     scale = np.maximum(np.abs(swept.gradient) @ np.abs(v), MIN_GRADIENT_SHARE * swept.sweep.sizes)
@@ -209,3 +214,16 @@ def compare(
         values=np.array([*values, forward]),
         is_untested=not run.options.sensitivity_error_control,
     )
+
+
+def _side_gains(run: Trajectory, tangent: TangentTrace) -> list[tuple[float, Array]]:
+    """Return times and contributions (n_functionals,) of the sides of events that decide peaks."""
+    found, sides = list[tuple[float, Array]](), run.system.sides
+    if not sides:
+        return found
+    tangents = side_tangents(run, sides, tangent.sides, tangent.event_times, tangent.directions)
+    for side, (component, own) in zip(sides, tangents, strict=True):
+        gained = np.zeros(run.system.functionals.size)
+        gained[component] = own @ tangent.combination
+        found.append((run.events[side.event].time, gained))
+    return found

@@ -89,7 +89,7 @@ class Place(NamedTuple):
     side: Side = "-"
     time_share: float = 0.0
     where: str = ""
-    error: float = 0.0  # difference below which values of places are equal
+    size: float = 0.0  # largest magnitude of the expression in the run
 
     def weightless(self) -> Place:
         """Return the place without its contribution."""

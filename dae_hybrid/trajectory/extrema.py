@@ -129,7 +129,7 @@ class ExtremumFinder(PlaceFinder):
         is_resolved = point.rate_error <= MAX_TIME_ERROR * self.walk.span * abs(second) and second != 0
         if not of_time:
             square = -weight / (2 * second) if is_resolved else 0.0
-            return self.measured(component, point, self.peak.data(component, weight, square=square), where)
+            return self.measured(component, component, point, self.peak.data(component, weight, square=square), where)
         if not is_resolved:
             self.fail(
                 point.time,
@@ -137,4 +137,4 @@ class ExtremumFinder(PlaceFinder):
                 "Ask for the extremum instead of its time, or tighten rtol and atol.",
             )
         rate = -1 / second if is_resolved else 0.0
-        return self.measured(component, point, self.peak.data(component, rate=rate, constant=point.time), where)
+        return self.measured(component, component, point, self.peak.data(component, rate=rate, constant=point.time), where)

@@ -65,7 +65,9 @@ class CrossingFinder(PlaceFinder):
             self._add(component, point, entry, 1.0, -start)
         else:
             self.places.append(
-                self.measured(component, self.edge_point(component, 0), self.peak.data(component), "the start")
+                self.measured(
+                    component, component, self.edge_point(component, 0), self.peak.data(component), "the start"
+                )
             )
 
     def _last(self, component: int, entry: int) -> tuple[Point, int] | None:
@@ -91,8 +93,8 @@ class CrossingFinder(PlaceFinder):
     # -- both ------------------------------------------------------------------------------------------------
 
     def _slack(self, entry: int) -> float:
-        """Return the accuracy of an expression, by its largest magnitude at edges."""
-        return TIED_TOLERANCES * self.run.options.rtol * float(np.abs(self.values[:, entry]).max())
+        """Return the accuracy of an expression, by its largest magnitude."""
+        return TIED_TOLERANCES * self.run.options.rtol * float(self.sizes[entry])
 
     def _note_misses(self, k: int, own: Array, slack: float, since: float = 0.0, until: float = 1.0) -> None:
         """Note an extremum in a part of a piece that misses zero by less than the accuracy of the run."""
@@ -123,7 +125,7 @@ class CrossingFinder(PlaceFinder):
             )
         slope = -weight / point.rate if point.rate else 0.0
         data = self.peak.data(entry, slope, constant=weight * (point.time + shift))
-        self.places.append(self.measured(component, point, data, "a crossing"))
+        self.places.append(self.measured(component, entry, point, data, "a crossing"))
 
     def _never(self, component: int, what: str, remedy: str) -> EventError:
         entry = f", entry {component}," if self.peak.size > 1 else ""

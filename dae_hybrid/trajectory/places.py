@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dae_hybrid.errors import DaeHybridError, GrazingError
 from dae_hybrid.numerics.arrays import EPS, Array
-from dae_hybrid.numerics.quintics import basis
+from dae_hybrid.numerics.quintics import DEGREE, basis
 from dae_hybrid.system.peaks import Peak, Place, Tie
 from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.trajectory.edges import Edge, edges_of
@@ -91,6 +91,12 @@ class PlaceFinder:
         return found[0], found[1], found[2]
 
     @cached_property
+    def sizes(self) -> Array:
+        """Largest magnitudes of the watched expressions, (n,)."""
+        inner = np.abs(self.pieces.coefficients[:, :, [0, DEGREE]]).max(axis=(0, 2), initial=0.0)
+        return np.maximum(inner, np.abs(self.values).max(axis=0))
+
+    @cached_property
     def joins(self) -> NDArray[np.bool_]:
         """Whether each piece continues smoothly in the next one, (N - 1,)."""
         return ~np.isin(self.pieces.begin[1:], [edge.time for edge in self.edges])
@@ -113,9 +119,10 @@ class PlaceFinder:
         """Return a point with the errors of its value and of its rate that the tolerances of the run allow."""
         allowed = self.run.options.allowed(point.mode.variables, point.x)
         measure, args = self.peak.measure(point.mode.index), (point.time, point.x, point.m, self.run.parameters)
-        by_value, by_rate = (measure(*args, own)[1][0] for own in (self.peak.data(entry, 1.0), self.peak.data(entry, rate=1.0)))
+        weights = self.peak.data(entry, 1.0), self.peak.data(entry, rate=1.0)
+        by_value, by_rate = (measure(*args, own)[1][0] for own in weights)
         n = point.x.size
-        point.error = float(np.abs(by_value[:n]) @ allowed) + 2 * EPS * abs(point.value)
+        point.error = float(np.abs(by_value[:n]) @ allowed) + 2 * EPS * float(self.sizes[entry])
         point.rate_error = float(np.abs(by_rate[:n]) @ allowed)
         return point
 
@@ -147,11 +154,11 @@ class PlaceFinder:
 
     # -- places ----------------------------------------------------------------------------------------------
 
-    def measured(self, component: int, point: Point, data: Array, where: str) -> Place:
-        """Return the place of a measurement at a point."""
+    def measured(self, component: int, entry: int, point: Point, data: Array, where: str) -> Place:
+        """Return the place of a measurement of an expression at a point."""
         return Place(
             self.index, component, point.time, data, self._value(point, data),
-            where=f"{where} at t = {point.time:.9g}", error=TIED_TOLERANCES * point.error,
+            where=f"{where} at t = {point.time:.9g}", size=float(self.sizes[entry]),
         )  # fmt: skip
 
     def at_edge(
@@ -166,15 +173,17 @@ class PlaceFinder:
             return Place(
                 self.index, component, edge.time, data, self._value(point, data) + time_share * edge.time,
                 edge.event, edge.side, time_share, f"the state {side} the event at t = {edge.time:.9g}",
-                TIED_TOLERANCES * point.error,
+                float(self.sizes[entry]),
             )  # fmt: skip
         constant += time_share * edge.time
-        found = self.measured(component, point, self.peak.data(entry, weight, constant=constant), f"the {edge.kind}")
+        data = self.peak.data(entry, weight, constant=constant)
+        found = self.measured(component, entry, point, data, f"the {edge.kind}")
         if edge.kind == "knot" and edge.side == "-":  # a measurement at a knot is behind it
             segment = self.motion.segments[edge.segment]
             ahead = BEFORE_KNOT * (segment.t_end - segment.t_start)
             data = self.peak.data(entry, weight, weight * ahead, constant=constant)
-            return found._replace(time=edge.time - ahead, data=data, where=f"the state before the knot at t = {edge.time:.9g}")
+            where = f"the state before the knot at t = {edge.time:.9g}"
+            return found._replace(time=edge.time - ahead, data=data, where=where)
         return found
 
     def _value(self, point: Point, data: Array) -> float:
