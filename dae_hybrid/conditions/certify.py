@@ -68,7 +68,7 @@ def check_derivative_conditions(
         for found in undecided_branches(run, estimate):
             if found.matters or found.moves(run, directions):
                 found.refuse(conditions)
-    sided = check_peaks(trajectory.system.decision, conditions, forward, functionals)
+    sided = check_peaks(trajectory.system, conditions, forward, functionals)
     if has_coincidences(trajectory, estimate):
         sided += one_sided_derivatives(*forward(), estimate, functionals)
     for check in duality.values():

@@ -15,12 +15,13 @@ from dae_hybrid.sensitivity.forward import TangentState
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.linearisation import chain
 from dae_hybrid.system.peaks import Decision, EventSide, Place, Tie
+from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import in_short
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 
 def check_peaks(
-    decision: Decision | None,
+    system: HybridSystem,
     conditions: Conditions,
     forward: Callable[[], tuple[Trajectory, TangentState]],
     functionals: tuple[str, ...],
@@ -29,22 +30,24 @@ def check_peaks(
 
     Where places agree to rounding and have different derivatives, the condition fails.
     """
+    decision = system.decision
     if decision is None:
         return ()
     for functional, error in decision.failures:
         if functional in functionals:
             conditions.fail(error)
-    if not decision.ties:
+    ties = [tie for tie in decision.ties if system.peaks[tie.chosen.peak].functional in functionals]
+    if not ties:
         return ()
     run, directions = forward()
-    return tuple(_Ties(run, directions, decision).sentences(conditions, functionals))
+    return tuple(_Ties(run, directions, decision).sentences(ties, conditions))
 
 
 class _Ties:
     """Derivatives of the places that may decide a peak, along the directions of a run."""
 
     def __init__(self, run: Trajectory, directions: TangentState, decision: Decision) -> None:
-        self.run, self.directions, self.decision = run, directions, decision
+        self.run, self.directions = run, directions
         self.peaks = run.system.peaks
         measured = [place for place in decision.followed if place.event < 0]
         first = len(run.system.measurements) - len(measured)
@@ -57,12 +60,10 @@ class _Ties:
                     place = measured[part.index - first]
                     self.states[place.peak, place.component, place.time] = part, state
 
-    def sentences(self, conditions: Conditions, functionals: tuple[str, ...]) -> Iterator[str]:
+    def sentences(self, ties: list[Tie], conditions: Conditions) -> Iterator[str]:
         """Yield warnings; ties to rounding fail as conditions."""
-        for tie in self.decision.ties:
+        for tie in ties:
             peak = self.peaks[tie.chosen.peak]
-            if peak.functional not in functionals:
-                continue
             said = self._difference(tie)
             if said is None:
                 continue
