@@ -89,6 +89,7 @@ class Kernel(NotPicklable):
             pointers, rows = function.sparsity_out(i).get_ccs()
             self._patterns[i] = np.array(rows, dtype=np.int32), np.array(pointers, dtype=np.int32)
         self._idle: list[tuple[list[Array], Array, Any]] = []
+        self._many: dict[int, Kernel] = {}
 
     def _workspace(self) -> tuple[list[Array], Array, Any]:
         buffer: Any
@@ -122,6 +123,16 @@ class Kernel(NotPicklable):
         for i, pattern in self._patterns.items():
             found[i] = csc_array((found[i], *pattern), shape=self._shapes[i][:2])
         return found
+
+    def many(self, count: int, shared: Sequence[int] = (3,)) -> Kernel:
+        """Return the kernel for a number of points, one after the other; the `shared` inputs are those of all.
+
+        It is created once.
+        """
+        if count not in self._many:
+            mapped = self.function if count == 1 else self.function.map(self.name, "serial", count, list(shared), [])
+            self._many[count] = Kernel(mapped)
+        return self._many[count]
 
     def over(self, *arguments: Array) -> Iterator[list[Array]]:
         """Yield dense outputs for rows of inputs; a one-dimensional input is shared by all rows."""

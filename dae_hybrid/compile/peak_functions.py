@@ -24,11 +24,15 @@ def build_peaks(model: HybridModel, functionals: Layout, builders: Builders) -> 
     for functional in model.functionals.values():
         for stated in functional.peaks:
             label = f"{stated.kind} of functional '{functional.name}'"
+            values = cache(partial(_values, builders, label, stated.watched))
             watch = cache(partial(_watched, builders, label, stated.watched))
             measure = cache(partial(_measured, builders, label, stated.watched))
             part = functionals[functional.name]
             found.append(
-                Peak(functional.name, part.start, size_of(stated), stated.kind, stated.watched.numel(), watch, measure)
+                Peak(
+                    functional.name, part.start, size_of(stated), stated.kind, stated.watched.numel(), values, watch,
+                    measure,
+                )  # fmt: skip
             )
     return tuple(found)
 
@@ -38,6 +42,12 @@ def templates(peaks: tuple[Peak, ...]) -> tuple[Measurement, ...]:
     return tuple(
         Measurement(own.functional, slice(own.first, own.first + 1), 0.0, own.measure, own.nothing) for own in peaks
     )
+
+
+def _values(builders: Builders, label: str, watched: ca.MX, mode: int) -> Kernel:
+    """The watched expressions in a mode."""
+    lowering = builders.lowering(mode)
+    return Kernel(lowering.lower("watched", [(f"{label} in mode '{lowering.mode.name}'", watched)]))
 
 
 def _rates(builders: Builders, label: str, watched: ca.MX, mode: int) -> tuple[Flat, Any, Any, Any]:
@@ -55,7 +65,7 @@ def _rates(builders: Builders, label: str, watched: ca.MX, mode: int) -> tuple[F
 
 
 def _watched(builders: Builders, label: str, watched: ca.MX, mode: int) -> Kernel:
-    """The watched expressions in a mode, their first and second rates, and the derivatives of both by u."""
+    """The watched expressions in a mode, and their first and second rates."""
     s, values, rates, second = _rates(builders, label, watched, mode)
     outputs = [dense(v) for v in (values, rates, second)]
     return Kernel(ca.Function("watched", [*s.point], outputs))

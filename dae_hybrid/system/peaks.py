@@ -49,7 +49,8 @@ class Peak:
     size: int
     kind: str
     watched: int
-    watch: Callable[[int], Kernel] = field(repr=False)  # mode -> (t, x, m, p) -> values, first and second rates
+    values: Callable[[int], Kernel] = field(repr=False)  # mode -> (t, x, m, p) -> watched expressions
+    watch: Callable[[int], Kernel] = field(repr=False)  # the same, with first and second rates
     measure: Callable[[int], Kernel] = field(repr=False)  # see `Measurement.of_mode`
 
     @property

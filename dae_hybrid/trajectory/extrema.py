@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
+from numpy.typing import NDArray
 
 from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.numerics.quintics import DEGREE, extrema
@@ -27,11 +30,28 @@ SAME_SIDES = 1e-6
 class ExtremumFinder(PlaceFinder):
     """Finds the places of maxima, minima, and their times."""
 
+    @property
+    def signs(self) -> tuple[int, ...]:
+        """Signs with which the expressions are to be large."""
+        kind = self.peak.kind.removeprefix("time_of_")
+        return (1, -1) if kind == "maximum_abs" else (-1,) if kind == "minimum" else (1,)
+
+    def decides(self, lower: Array, upper: Array) -> NDArray[np.bool_]:
+        """See `PlaceFinder`."""
+        known = {1: self.scan.high, -1: -self.scan.low}
+        largest = np.maximum.reduce([known[sign] for sign in self.signs])
+        bounds = np.maximum.reduce([upper if sign > 0 else -lower for sign in self.signs])
+        return np.asarray((bounds >= largest - self._margin).any(axis=1))
+
+    @cached_property
+    def _margin(self) -> Array:
+        """Difference from the extremum below which a point is refined, (n,)."""
+        return SEARCH_SHARE * self.scan.ranges + TIED_TOLERANCES * self.run.options.rtol * self.sizes
+
     def decide(self, component: int) -> None:
         """See `PlaceFinder`."""
-        kind, of_time = self.peak.kind.removeprefix("time_of_"), self.peak.kind in TIMES
-        signs = (1, -1) if kind == "maximum_abs" else (-1,) if kind == "minimum" else (1,)
-        found = [(sign, point) for sign in signs for point in self._candidates(component, sign)]
+        of_time = self.peak.kind in TIMES
+        found = [(sign, point) for sign in self.signs for point in self._candidates(component, sign)]
         found.sort(key=lambda pair: -pair[0] * pair[1].value)
         (sign, best), rest = found[0], found[1:]
         best = self.with_errors(component, best)
@@ -61,14 +81,12 @@ class ExtremumFinder(PlaceFinder):
         """Return the largest extrema of an expression times a sign, those within the error of the quintics included."""
         coefficients, at_edges = sign * self.pieces.coefficients[:, entry], sign * self.values[:, entry]
         bounds = coefficients.max(axis=1, initial=-np.inf)
-        known = np.concatenate((at_edges, coefficients[:, [0, DEGREE]].ravel()))
-        largest = float(known.max())
+        largest = float(self.scan.high[entry] if sign > 0 else -self.scan.low[entry])
         for k in np.argsort(-bounds).tolist():
             if bounds[k] <= largest:
                 break
             largest = max([largest, *values_at(coefficients[k], extrema(coefficients[k]))])
-        margin = SEARCH_SHARE * float(np.ptp(known))
-        margin += TIED_TOLERANCES * self.run.options.rtol * float(np.abs(known).max())
+        margin = float(self._margin[entry])
         near = [(float(coefficients[k, DEGREE]), k, 1.0) for k in self._turns(coefficients, largest - margin)]
         for k in np.flatnonzero(bounds >= largest - margin).tolist():
             places = extrema(coefficients[k])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dae_hybrid.errors import EventError
 from dae_hybrid.numerics.arrays import Array
@@ -15,6 +16,11 @@ ASIDE = 1e-6
 
 class CrossingFinder(PlaceFinder):
     """Finds rise times and settling times."""
+
+    def decides(self, lower: Array, upper: Array) -> NDArray[np.bool_]:
+        """See `PlaceFinder`."""
+        slack = TIED_TOLERANCES * self.run.options.rtol * self.sizes
+        return np.asarray(((lower <= slack) & (upper >= -slack)).any(axis=1))
 
     def decide(self, component: int) -> None:
         """See `PlaceFinder`."""

@@ -7,9 +7,8 @@ quintic misses the expression it is bisected. Nothing is integrated again but si
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -41,8 +40,10 @@ MISSED_RTOLS, MISSED_ROUNDINGS = 1e-2, 1e3
 MAX_DEPTH, MAX_SAMPLED = 16, 20_000
 #: intervals shorter than this number of roundings have no interior
 SHORTEST = 64
-#: points evaluated per call
-POINTS_PER_CALL = 50_000
+#: share of its bend by which an expression may exceed its values within a step
+BEND_SHARE = 2.0
+#: numbers of points that are evaluated per call
+POINTS_PER_CALL = (256, 32, 4, 1)
 
 
 class Motion:
@@ -51,11 +52,7 @@ class Motion:
     def __init__(self, run: Trajectory) -> None:
         self.run, self.segments = run, list(run.segments)
         self._interpolants: dict[tuple[int, int], Interpolant] = {}
-
-    @cached_property
-    def starts(self) -> Array:
-        """Start times of the segments."""
-        return np.array([segment.t_start for segment in self.segments])
+        self._edges: dict[int, Array] = {}
 
     def knows_derivatives(self, segment: Segment) -> bool:
         """Whether the path of a segment consists of points, at which derivatives are accurate."""
@@ -63,6 +60,11 @@ class Motion:
 
     def edges(self, index: int) -> Array:
         """Return the times of a segment's steps, with its start and its end."""
+        if index not in self._edges:
+            self._edges[index] = self._edges_of(index)
+        return self._edges[index]
+
+    def _edges_of(self, index: int) -> Array:
         segment = self.segments[index]
         rows = segment.path if self.knows_derivatives(segment) else self._rows(index)
         assert rows is not None
@@ -128,74 +130,152 @@ class Motion:
 class Pieces:
     """Quintics of the watched expressions over intervals, in order of time.
 
-    `begin` and `length` are (N,), `coefficients` (N, n, 6) of `dae_hybrid.numerics.quintics`, `segment` (N,) the
-    segments that contain them, and `missed` (N, n) the errors of the quintics.
+    `begin` and `end` are (N,), `coefficients` (N, n, 6) of `dae_hybrid.numerics.quintics`, `segment` (N,) the segments
+    that contain them, and `missed` (N, n) the errors of the quintics.
     """
 
     begin: Array
-    length: Array
+    end: Array
     coefficients: Array
     segment: NDArray[np.intp]
     missed: Array
+
+    @property
+    def length(self) -> Array:
+        """Lengths of the intervals."""
+        return self.end - self.begin
 
     def of(self, chosen: Any) -> Pieces:
         """Return some of the pieces."""
         return Pieces(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
-    @property
-    def end(self) -> Array:
-        """Ends of the intervals."""
-        return self.begin + self.length
+
+class Scan:
+    """The watched expressions of a peak along a run: a quintic over each step that may decide something.
+
+    `sizes` (n,) are the largest magnitudes of the expressions and `ranges` (n,) the extents of their values, at the
+    ends of steps and at `edges`, the values (n_edges, n) where smooth parts end.
+    """
+
+    def __init__(self, motion: Motion, peak: Peak, edges: Array) -> None:
+        self.motion, self.peak, self.edges = motion, peak, edges
+        by_mode: dict[tuple[int, bool], list[int]] = {}
+        for i, segment in enumerate(motion.segments):
+            if segment.t_end > segment.t_start:
+                by_mode.setdefault((segment.mode.index, motion.knows_derivatives(segment)), []).append(i)
+        looks = [
+            (self._by_derivatives if knows else self._by_values)(mode, own) for (mode, knows), own in by_mode.items()
+        ]
+        self.low = np.minimum.reduce([edges.min(axis=0), *(look.values.min(axis=0) for look in looks)])
+        self.high = np.maximum.reduce([edges.max(axis=0), *(look.values.max(axis=0) for look in looks)])
+        self.sizes, self.ranges = np.maximum(np.abs(self.low), np.abs(self.high)), self.high - self.low
+        self.looks = looks
+
+    def pieces(self, decides: Callable[[Array, Array], NDArray[np.bool_]]) -> Pieces:
+        """Return the pieces that may decide something; `decides(lower, upper)` says which, from bounds (N, n).
+
+        Raises
+        ------
+        EventError
+            The expressions turn too often within steps.
+        """
+        n = self.peak.watched
+        none = np.zeros(0)
+        found = [Pieces(none, none, np.zeros((0, n, DEGREE + 1)), np.zeros(0, np.intp), np.zeros((0, n)))]
+        for look in self.looks:
+            chosen = decides(look.lower, look.upper) | (look.bend > MAX_BEND * self.ranges).any(axis=1)
+            if look.quintics is not None:
+                found.append(look.quintics.of(chosen))
+            else:
+                found.append(self._sampled(look, np.flatnonzero(chosen)))
+        return _Bisection(self.motion, self.peak, _joined(found), self.sizes, self.ranges).refined()
+
+    def _by_derivatives(self, mode: int, own: list[int]) -> _Look:
+        """Look at the ends of steps, where derivatives are accurate."""
+        motion = self.motion
+        times = [motion.edges(i) for i in own]
+        x = np.vstack([motion.points(i) for i in own])
+        segment = np.repeat(own, [t.size for t in times])
+        t = np.concatenate(times)
+        values, rates, second = self._evaluate(self.peak.watch(mode), own, times, t, x)
+        h, inner = np.diff(t), segment[1:] == segment[:-1]
+        coefficients = through_rates(values, rates, second, h)[inner]
+        bend = difference_of_cubics(coefficients)
+        quintics = Pieces(t[:-1][inner], t[1:][inner], coefficients, segment[1:][inner], bend * (MAX_MISS / MAX_BEND))
+        return _Look(mode, values, coefficients.min(axis=2), coefficients.max(axis=2), bend, quintics)
+
+    def _by_values(self, mode: int, own: list[int]) -> _Look:
+        """Look at the ends of steps and at one position inside each."""
+        motion = self.motion
+        edges = [motion.edges(i) for i in own]
+        times = [np.insert(e, np.arange(1, e.size), e[:-1] + PROBE * np.diff(e)) for e in edges]
+        x = np.vstack([motion.states(i, t) for i, t in zip(own, times, strict=True)])
+        values = self._evaluate(self.peak.values(mode), own, times, np.concatenate(times), x)[0]
+        first = np.concatenate([np.arange(0, t.size - 1, 2) + n for t, n in zip(times, _offsets(times), strict=True)])
+        three = np.stack([values[first], values[first + 1], values[first + 2]])
+        bend = np.abs(three[1] - (three[0] + PROBE * (three[2] - three[0])))
+        lower, upper = three.min(axis=0) - BEND_SHARE * bend, three.max(axis=0) + BEND_SHARE * bend
+        begin, end = (np.concatenate([e[part] for e in edges]) for part in (slice(None, -1), slice(1, None)))
+        segment = np.repeat(own, [e.size - 1 for e in edges])
+        return _Look(mode, values, lower, upper, bend, None, begin, end, segment)
+
+    def _sampled(self, look: _Look, chosen: NDArray[np.intp]) -> Pieces:
+        """Return the quintics of some steps, through samples."""
+        begin, end, segment = look.begin[chosen], look.end[chosen], look.segment[chosen]
+        if not chosen.size:
+            return Pieces(begin, end, np.zeros((0, self.peak.watched, DEGREE + 1)), segment, np.zeros((0, self.peak.watched)))
+        t = begin[:, None] + (end - begin)[:, None] * np.append(NODES, PROBE)
+        own, first = np.unique(segment, return_index=True)
+        times = [part.ravel() for part in np.split(t, first[1:])]
+        x = np.vstack([self.motion.states(int(i), at) for i, at in zip(own, times, strict=True)])
+        values = self._evaluate(self.peak.values(look.mode), own.tolist(), times, t.ravel(), x)[0]
+        coefficients, missed = _through(values.reshape(chosen.size, DEGREE + 2, self.peak.watched))
+        return Pieces(begin, end, coefficients, segment, missed)
+
+    def _evaluate(self, of: Kernel, own: list[int], times: list[Array], t: Array, states: Array) -> list[Array]:
+        """Evaluate a kernel at times of segments of one mode, from what the integrator integrates there."""
+        motion, p = self.motion, self.motion.run.parameters
+        segments, sizes = [motion.segments[i] for i in own], [at.size for at in times]
+        m = np.repeat(np.array([segment.memory for segment in segments]), sizes, axis=0)
+        x = states
+        if not segments[0].how.final_outputs:
+            x = np.array(segments[0].mode.complete_rows(t, states, m, p))
+        ends = np.cumsum(sizes)
+        x[ends - 1] = [segment.x_end for segment in segments]
+        x[ends - sizes] = [segment.x_start for segment in segments]
+        return evaluate(of, t, x, m, p)
+
+
+@dataclass
+class _Look:
+    """A first look at the steps in one mode: values at points, and bounds and bends (N, n) of each step."""
+
+    mode: int
+    values: Array
+    lower: Array
+    upper: Array
+    bend: Array
+    quintics: Pieces | None  # if known already
+    begin: Array = field(default_factory=lambda: np.zeros(0))
+    end: Array = field(default_factory=lambda: np.zeros(0))
+    segment: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+
+
+def _offsets(times: list[Array]) -> NDArray[np.intp]:
+    """Return the index of the first time of each segment among all."""
+    return np.cumsum([0, *(t.size for t in times[:-1])])
 
 
 def evaluate(of: Kernel, t: Array, x: Array, m: Array, p: Array) -> list[Array]:
     """Evaluate a kernel at points; return its outputs, (n_points, .)."""
-    found: list[list[Array]] = []
-    for first in range(0, t.size, POINTS_PER_CALL):
-        own = slice(first, first + POINTS_PER_CALL)
-        outputs = of.function.call([t[None, own], x[own].T, m[own].T, p[:, None]])
-        found.append([np.asarray(v).T for v in outputs])
-    return [np.vstack(parts) for parts in zip(*found, strict=True)]
-
-
-def pieces_of(motion: Motion, peak: Peak) -> Pieces:
-    """Return the watched expressions of a peak along a run.
-
-    Raises
-    ------
-    EventError
-        They turn too often within the steps.
-    """
-    p, n = motion.run.parameters, peak.watched
-    by_mode: dict[tuple[int, bool], list[int]] = {}
-    for i, segment in enumerate(motion.segments):
-        if segment.t_end > segment.t_start:
-            by_mode.setdefault((segment.mode.index, motion.knows_derivatives(segment)), []).append(i)
-    found: list[Pieces] = []
-    for (mode, knows), own in by_mode.items():
-        times = [motion.edges(i) for i in own]
-        at = times if knows else [_sampled(edges) for edges in times]
-        x = [motion.at(i, t, motion.points(i) if knows else None) for i, t in zip(own, at, strict=True)]
-        m = [np.tile(motion.segments[i].memory, (t.size, 1)) for i, t in zip(own, at, strict=True)]
-        values = evaluate(peak.watch(mode), np.concatenate(at), np.vstack(x), np.vstack(m), p)
-        ends = np.cumsum([t.size for t in at])[:-1]
-        for i, edges, *parts in zip(own, times, *(np.split(v, ends) for v in values), strict=True):
-            h = np.diff(edges)
-            if knows:
-                coefficients = through_rates(parts[0], parts[1], parts[2], h)
-                missed = difference_of_cubics(coefficients) * (MAX_MISS / MAX_BEND)
-            else:
-                coefficients, missed = _through(parts[0].reshape(h.size, DEGREE + 2, n))
-            found.append(Pieces(edges[:-1], h, coefficients, np.full(h.size, i), missed))
-    if not found:
-        none = np.zeros(0)
-        return Pieces(none, none, np.zeros((0, n, DEGREE + 1)), np.zeros(0, np.intp), np.zeros((0, n)))
-    return _Bisection(motion, peak, _joined(found)).refined()
-
-
-def _sampled(edges: Array) -> Array:
-    """Return the nodes of all intervals and the position at which each quintic is probed, interval by interval."""
-    return np.asarray((edges[:-1, None] + np.diff(edges)[:, None] * np.append(NODES, PROBE)).ravel())
+    parts, done = list[list[Array]](), 0
+    for count in POINTS_PER_CALL:
+        while t.size - done >= count:
+            rows = slice(done, done + count)
+            found = of.many(count)(t[rows], x[rows].ravel(), m[rows].ravel(), p)
+            parts.append([v.reshape(count, -1) for v in found])
+            done += count
+    return [np.vstack(own) for own in zip(*parts, strict=True)]
 
 
 def _through(values: Array) -> tuple[Array, Array]:
@@ -212,15 +292,14 @@ def _joined(parts: list[Pieces]) -> Pieces:
 
 
 class _Bisection:
-    """Replaces the pieces that miss the expressions by shorter ones."""
+    """Replaces the pieces that miss the expressions by shorter ones. `sizes` and `ranges` are those of `Scan`."""
 
-    def __init__(self, motion: Motion, peak: Peak, whole: Pieces) -> None:
+    def __init__(self, motion: Motion, peak: Peak, whole: Pieces, sizes: Array, ranges: Array) -> None:
         self.motion, self.peak, self.whole, self.sampled = motion, peak, whole, 0
-        ends, options = whole.coefficients[:, :, [0, DEGREE]], motion.run.options
-        size = np.abs(ends).max(axis=(0, 2))
+        options = motion.run.options
         atol = min(float(options.absolute(own.variables).min(initial=np.inf)) for own in motion.run.system.modes)
-        least = (MISSED_RTOLS * options.rtol + MISSED_ROUNDINGS * EPS) * size + (atol if np.isfinite(atol) else 0.0)
-        self.limit = MAX_MISS * np.ptp(ends, axis=(0, 2)) + least
+        least = (MISSED_RTOLS * options.rtol + MISSED_ROUNDINGS * EPS) * sizes + (atol if np.isfinite(atol) else 0.0)
+        self.limit = MAX_MISS * ranges + least
 
     def refined(self) -> Pieces:
         """Return pieces that follow the expressions."""
@@ -228,10 +307,10 @@ class _Bisection:
         is_bad = (whole.missed > self.limit).any(axis=1)
         parts = [whole.of(~is_bad)]
         for k in np.flatnonzero(is_bad).tolist():
-            parts += self._bisected(int(whole.segment[k]), float(whole.begin[k]), float(whole.length[k]), MAX_DEPTH)
+            parts += self._bisected(int(whole.segment[k]), float(whole.begin[k]), float(whole.end[k]), MAX_DEPTH)
         return _joined(parts) if len(parts) > 1 else whole
 
-    def _bisected(self, index: int, begin: float, length: float, depth: int) -> Iterator[Pieces]:
+    def _bisected(self, index: int, begin: float, end: float, depth: int) -> Iterator[Pieces]:
         self.sampled += 1
         segment = self.motion.segments[index]
         if self.sampled > MAX_SAMPLED:
@@ -241,16 +320,18 @@ class _Bisection:
                 time=begin,
                 remedy="Set max_step to less than the time between its turns.",
             )
+        length = end - begin
         times = begin + length * np.append(NODES, PROBE)
         order = np.argsort(times)
         x = np.empty((times.size, segment.mode.variables.size))
         x[order] = self.motion.at(index, times[order])
         m, p = np.tile(segment.memory, (times.size, 1)), self.motion.run.parameters
-        values = evaluate(self.peak.watch(segment.mode.index), times, x, m, p)[0]
+        values = evaluate(self.peak.values(segment.mode.index), times, x, m, p)[0]
         coefficients, missed = _through(values[None])
-        shortest = 2 * SHORTEST * EPS * max(abs(begin), abs(begin + length))
+        shortest = 2 * SHORTEST * EPS * max(abs(begin), abs(end))
         if depth and (missed > self.limit).any() and length > shortest:
-            for half in (begin, begin + length / 2):
-                yield from self._bisected(index, half, length / 2, depth - 1)
+            middle = begin + length / 2
+            for half in ((begin, middle), (middle, end)):
+                yield from self._bisected(index, *half, depth - 1)
         else:
-            yield Pieces(np.array([begin]), np.array([length]), coefficients, np.array([index]), missed)
+            yield Pieces(np.array([begin]), np.array([end]), coefficients, np.array([index]), missed)

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from dae_hybrid.errors import DaeHybridError, GrazingError
 from dae_hybrid.numerics.arrays import EPS, Array
-from dae_hybrid.numerics.quintics import DEGREE, basis
+from dae_hybrid.numerics.quintics import basis
 from dae_hybrid.system.peaks import Peak, Place, Tie
 from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.trajectory.edges import Edge, edges_of
-from dae_hybrid.trajectory.pieces import Motion, evaluate, pieces_of
+from dae_hybrid.trajectory.pieces import Motion, Scan, evaluate
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 #: values are equal if they differ by less than this number of tolerances
@@ -70,11 +70,17 @@ class PlaceFinder:
     def __init__(self, walk: Walk, index: int, peak: Peak) -> None:
         self.walk, self.index, self.peak = walk, index, peak
         self.run, self.motion, self.edges = walk.run, walk.motion, walk.edges
-        self.pieces = pieces_of(walk.motion, peak)
         self.values, self.rates, self.second = self._at_edges()
+        self.scan = Scan(walk.motion, peak, self.values)
+        self.sizes = self.scan.sizes
+        self.pieces = self.scan.pieces(self.decides)
         self.places: list[Place] = []
         self.ties: list[Tie] = []
         self.failures: list[tuple[str, DaeHybridError]] = []
+
+    def decides(self, lower: Array, upper: Array) -> NDArray[np.bool_]:
+        """Return the steps that may decide the peak, from bounds of the watched expressions, (N, n)."""
+        raise NotImplementedError
 
     def decide(self, component: int) -> None:
         """Find the places of one component."""
@@ -91,15 +97,10 @@ class PlaceFinder:
         return found[0], found[1], found[2]
 
     @cached_property
-    def sizes(self) -> Array:
-        """Largest magnitudes of the watched expressions, (n,)."""
-        inner = np.abs(self.pieces.coefficients[:, :, [0, DEGREE]]).max(axis=(0, 2), initial=0.0)
-        return np.maximum(inner, np.abs(self.values).max(axis=0))
-
-    @cached_property
     def joins(self) -> NDArray[np.bool_]:
         """Whether each piece continues smoothly in the next one, (N - 1,)."""
-        return ~np.isin(self.pieces.begin[1:], [edge.time for edge in self.edges])
+        begins = self.pieces.begin[1:]
+        return (self.pieces.end[:-1] == begins) & ~np.isin(begins, [edge.time for edge in self.edges])
 
     # -- points ----------------------------------------------------------------------------------------------
 
@@ -135,7 +136,7 @@ class PlaceFinder:
         return self._zero(entry, k, s, lambda at: (at.value, at.rate))
 
     def _zero(self, entry: int, k: int, s: float, of: Callable[[Point], tuple[float, float]]) -> Point:
-        segment, length = int(self.pieces.segment[k]), float(self.pieces.length[k])
+        segment, length = int(self.pieces.segment[k]), float(self.pieces.end[k] - self.pieces.begin[k])
         own, t = self.motion.segments[segment], float(self.pieces.begin[k]) + s * length
         low, high = max(own.t_start, t - REACH * length), min(own.t_end, t + REACH * length)
         best = self.point(entry, segment, min(max(t, low), high))
