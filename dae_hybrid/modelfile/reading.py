@@ -20,6 +20,7 @@ from dae_hybrid.statement.declarations import Functional, MotionStatement, Serie
 from dae_hybrid.statement.discontinuities import are_smooth
 from dae_hybrid.statement.expressions import limits
 from dae_hybrid.statement.model import HybridModel
+from dae_hybrid.statement.peaks import CROSSINGS, EXTREMA, SHORTHANDS, TIMES
 
 #: version of the format, the value of the key ``dae_hybrid``
 VERSION = 1
@@ -48,6 +49,9 @@ TRANSITION = (
 )  # fmt: skip
 #: entries of a transition that are neither names of modes nor expressions
 WORDS = ("direction", "on_entry", "values", "persistent", "pending", "project")
+#: expressions of a functional with several of them, by name
+SEVERAL = CROSSINGS | SHORTHANDS
+FUNCTIONAL = ("integrand", "terminal", "at_times", "at_events", *EXTREMA, *TIMES, *SEVERAL)
 RUN = ("t_span", "rtol", "atol")
 BUILD = ("eliminate", "index2", "kinks")
 
@@ -539,7 +543,7 @@ class Reader:
                 self._model.start = replace(start, labels=self._relabelled(rows, labels, start.labels))
 
     def _functional(self, path: Path, name: str, given: Any) -> None:
-        entry = self._doc.table(path, given, ("integrand", "terminal", "at_times", "at_events"))
+        entry = self._doc.table(path, given, FUNCTIONAL)
         whole = {key: self._value((*path, key), entry[key]) for key in ("integrand", "terminal") if key in entry}
         pairs: list[tuple[Any, Any]] = []
         series: list[Series] = []
@@ -553,15 +557,27 @@ class Reader:
             else:
                 self._measured(at, item, pairs, series)
         events = self._values((*path, "at_events"), entry.get("at_events"))
+        peaks: dict[str, Any] = {
+            key: self._value((*path, key), entry[key]) for key in (*EXTREMA, *TIMES) if key in entry
+        }
+        peaks |= {key: self._named((*path, key), entry[key], names) for key, names in SEVERAL.items() if key in entry}
         with self._doc.at(path):
-            if not (whole or pairs or events) and series:
+            if not (whole or pairs or events or peaks) and series:
                 self._model.functionals[name] = Functional(name, 1, None, None, (), (), tuple(series))
                 return
-            self._model.functional(name, **whole, at_times=pairs, at_events=events)
+            self._model.functional(name, **whole, at_times=pairs, at_events=events, **peaks)
             found = self._model.functionals[name]
             if series and found.size != 1:
                 raise ModelError("a functional with data at many times is scalar")
             self._model.functionals[name] = replace(found, series=tuple(series))
+
+    def _named(self, path: Path, given: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
+        """A table with an expression for each of these names."""
+        entry = self._doc.table(path, given, names)
+        missing = [name for name in names if name not in entry]
+        if missing:
+            raise self._doc.error(path, f"expected {', '.join(names)}; missing: {', '.join(missing)}")
+        return tuple(self._value((*path, name), entry[name]) for name in names)
 
     def _measured(self, path: Path, item: dict[str, Any], pairs: list[Any], series: list[Series]) -> None:
         """A value at many times, which may use the row of data of its time."""

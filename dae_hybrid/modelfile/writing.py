@@ -25,6 +25,7 @@ from dae_hybrid.statement.declarations import (
     Transition,
 )
 from dae_hybrid.statement.model import HybridModel
+from dae_hybrid.statement.peaks import CROSSINGS
 from dae_hybrid.statement.transitions import ALL, SAME
 from dae_hybrid.statement.triggers import PeriodicTrigger
 
@@ -226,6 +227,9 @@ class _Writer:
             found["at_times"] = measured
         if f.at_events:
             found["at_events"] = dict(f.at_events)
+        for peak in f.peaks:
+            names = CROSSINGS.get(peak.kind)
+            found[peak.kind] = peak.parts[0] if names is None else dict(zip(names, peak.parts, strict=True))
         return found
 
     def _series(self, functional: str, i: int, series: Series) -> dict[str, Any]:

@@ -70,6 +70,10 @@ def peaks_of(functional: str, given: Mapping[str, Any]) -> tuple[list[Peak], lis
             peaks.append(peak("maximum", ((signal - target) / (target - start),)))
         else:
             peaks.append(peak(kind, parts))
+    if len({own.kind for own in peaks}) < len(peaks):
+        raise ModelError(
+            f"Functional '{functional}' has an overshoot and another maximum.", remedy="Declare two functionals."
+        )
     return peaks, integrands
 
 

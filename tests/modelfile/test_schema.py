@@ -43,6 +43,7 @@ def test_keys_are_those_of_the_reader() -> None:
     assert set(parts["mode"]["properties"]) == {"ode", *reading.EQUATIONS, *reading.MASS, "idle", "motion"}
     kinds = {kind["properties"]["kind"]["const"]: kind["propertyNames"]["enum"] for kind in parts["variable"]["oneOf"]}
     assert kinds == {kind: [*reading.COMMON, *keys] for kind, keys in reading.VARIABLES.items()}
+    assert set(parts["functional"]["properties"]) == set(reading.FUNCTIONAL)
     assert top["dae_hybrid"]["const"] == reading.VERSION
     assert parts["size"]["maximum"] == MAX_ENTRIES
 
@@ -69,6 +70,8 @@ def test_keys_are_those_of_the_reader() -> None:
         (("initial",), {"values": {}}),
         (("functionals", "f"), {"at_times": [{"value": "y"}]}),
         (("functionals", "f"), {"at_times": [{"value": "y", "time": 1, "times": [1]}]}),
+        (("functionals", "f"), {"rise_time": {"signal": "y", "low": 0.1}}),
+        (("functionals", "f"), {"settling_time": "y"}),
         (("functions", "f"), {"inputs": {"x": 1}, "outputs": {}}),
     ],
 )  # fmt: skip

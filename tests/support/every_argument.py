@@ -38,4 +38,8 @@ def everything() -> dh.HybridModel:
     m.functional("whole", integrand=ca.if_else(x[0] < y, x[0], y), terminal=z[0], at_events={hit: j**2 + m.post(y)},
                  at_times=[(lam, y), (np.linspace(0, 1, 30), (y - np.linspace(1, 2, 30)) ** 2)])  # fmt: skip
     m.functional("pair", terminal=ca.vertcat(data, held[1]))
+    for kind in ("maximum", "minimum", "maximum_abs", "time_of_maximum", "time_of_minimum", "time_of_maximum_abs"):
+        m.functional(f"{kind} of y", **{kind: y + lam})
+    m.functional("rise", rise_time=(y, 0.1, lam), settling_time=(y, 1.0, 0.05 * lam))
+    m.functional("above", overshoot=(x, 0.0, lam), time_above=(x, lam), exceedance=(x, y))
     return m
