@@ -28,12 +28,8 @@ def build_peaks(model: HybridModel, functionals: Layout, builders: Builders) -> 
             watch = cache(partial(_watched, builders, label, stated.watched))
             measure = cache(partial(_measured, builders, label, stated.watched))
             part = functionals[functional.name]
-            found.append(
-                Peak(
-                    functional.name, part.start, size_of(stated), stated.kind, stated.watched.numel(), values, watch,
-                    measure,
-                )  # fmt: skip
-            )
+            size, watched = size_of(stated), stated.watched.numel()
+            found.append(Peak(functional.name, part.start, size, stated.kind, watched, values, watch, measure))
     return tuple(found)
 
 

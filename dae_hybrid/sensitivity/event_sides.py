@@ -12,6 +12,7 @@ from dae_hybrid.port.records import EventRecord
 from dae_hybrid.system.peaks import EventSide, Side, SidePoint
 from dae_hybrid.trajectory.trajectory import Trajectory
 
+
 def side_values(run: Trajectory) -> Array:
     """Return the contributions of the sides of events to all functionals, (k,)."""
     found = np.zeros(run.system.functionals.size)

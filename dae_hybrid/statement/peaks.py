@@ -54,7 +54,7 @@ def peaks_of(functional: str, given: Mapping[str, Any]) -> tuple[list[Peak], lis
             continue
         what = f"{kind} of functional '{functional}'"
         if kind in EXTREMA or kind in TIMES:
-            parts = (expression(what, value, None),)
+            parts: tuple[ca.MX, ...] = (expression(what, value, None),)
         elif kind in CROSSINGS or kind in SHORTHANDS:
             parts = _several(what, (CROSSINGS | SHORTHANDS)[kind], value)
         else:

@@ -63,7 +63,9 @@ class Peak:
         """Data of a measurement without a value."""
         return np.zeros(width(self.watched))
 
-    def data(self, entry: int, value: float = 0.0, rate: float = 0.0, square: float = 0.0, constant: float = 0.0) -> Array:
+    def data(
+        self, entry: int, value: float = 0.0, rate: float = 0.0, square: float = 0.0, constant: float = 0.0
+    ) -> Array:
         """Return the data of a measurement of one watched expression."""
         found, n = self.nothing, self.watched
         found[[entry, n + entry, 2 * n + entry]] = value, rate, square
@@ -190,6 +192,6 @@ def refuse_other_events(decision: Decision, t: float) -> EventError:
     return EventError(
         f"The run with derivatives does not have the {decision.n_events} events of the run that decided the peaks.",
         time=t,
-        remedy="Tighten rtol and atol, or set max_step or a resolution of the guards: the run is at the edge of another "
-        "one.",
+        remedy="Tighten rtol and atol, or set max_step or a resolution of the guards: the run is at the edge of "
+        "another one.",
     )

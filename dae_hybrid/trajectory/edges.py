@@ -63,10 +63,11 @@ def _between(
     if before is not None and gap:
         yield Edge("knot", before.mode, before.t_end, before.x_end, before.memory, -1, "-", index - 1)
     if before is None:
-        at = run.start.at if after is None else None
-        mode, t = run.start.mode if after is None else after.mode, run.t_span[0]
-        x, m = (at.x, at.m) if at is not None else (after.x_start, after.memory)
-        yield Edge("start", mode, t, x, m)
+        start = run.start
+        mode, x, m = (
+            (start.mode, start.at.x, start.at.m) if after is None else (after.mode, after.x_start, after.memory)
+        )
+        yield Edge("start", mode, run.t_span[0], x, m)
     elif after is None:
         t, mode_index, x, m = run.final
         yield Edge("end", system.modes[mode_index], t, x, m)

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.numerics.quintics import DEGREE, extrema
-from dae_hybrid.port.records import EventRecord
 from dae_hybrid.statement.peaks import TIMES
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.peaks import EventSide, Place, Tie
+from dae_hybrid.trajectory.edges import Edge
 from dae_hybrid.trajectory.places import MAX_TIME_ERROR, TIED_TOLERANCES, PlaceFinder, Point, values_at
 
 #: values are equal to rounding if they differ by less than this number of roundings
@@ -113,29 +113,33 @@ class ExtremumFinder(PlaceFinder):
     def _is_same(self, entry: int, one: Point, other: Point, accuracy: float) -> bool:
         """Whether two points are the same stationary point, or sides of an event at which derivatives are equal."""
         if one.edge is not None and other.edge is not None:
-            return one.edge.kind == other.edge.kind == "event" and self._is_one_event(entry, one, other)
+            return self._is_one_event(entry, *sorted((one.edge, other.edge), key=lambda edge: edge.side == "+"))
         if one.edge is not None or other.edge is not None or not one.second:
             return False
         return abs(one.time - other.time) <= SAME_POINT * np.sqrt(2 * accuracy / abs(one.second))
 
-    def _is_one_event(self, entry: int, one: Point, other: Point) -> bool:
-        """Whether the derivatives after an event, carried back across it, are those before it."""
-        first, second = sorted((one.edge, other.edge), key=lambda edge: edge.side == "+")  # type: ignore[union-attr, arg-type]
-        if first is None or second is None or first.event != second.event or first.side == second.side:
+    def _is_one_event(self, entry: int, before: Edge, after: Edge) -> bool:
+        """Whether edges are the sides of one event, and derivatives after it, carried back, are those before it."""
+        if not (before.kind == after.kind == "event" and before.event == after.event and before.side != after.side):
             return False
-        event: EventRecord = self.run.events[first.event]
+        event = self.run.events[before.event]
         if event.follows or event.order:
             return False
         p, system, data = self.run.parameters, self.run.system, self.peak.data(entry, 1.0)
-        sides = (EventSide(first.event, side, 0, self.peak.measure, data, 0.0) for side in ("-", "+"))
+        sides = (EventSide(before.event, side, 0, self.peak.measure, data, 0.0) for side in ("-", "+"))
         (before_w, before_p, before_t), (after_w, after_p, after_t) = (
             side.derivatives(*side.point(system, event, self.run.final[1]), p) for side in sides
         )
         map_ = system.linearise(event, p, self.run.t_span[0], Conditions(strict=False))
+        if not map_.rate:
+            return False
         moved = (after_w @ map_.time_shift + after_t - before_t) / map_.rate
-        by_w = after_w @ map_.R_w - moved * map_.h_w - before_w
-        by_p = after_w @ map_.R_p + after_p - moved * map_.h_p - before_p
-        scale = max(float(np.abs(before_w).max(initial=0.0)), abs(before_t / map_.rate) * float(np.abs(map_.h_w).max(initial=0.0)))
+        by_w = (after_w[None] @ map_.R_w)[0] - moved * map_.h_w - before_w
+        by_p = (after_w[None] @ map_.R_p)[0] + after_p - moved * map_.h_p - before_p
+        scale = max(
+            float(np.abs(before_w).max(initial=0.0)),
+            abs(before_t / map_.rate) * float(np.abs(map_.h_w).max(initial=0.0)),
+        )
         return bool(max(np.abs(by_w).max(initial=0.0), np.abs(by_p).max(initial=0.0)) <= SAME_SIDES * scale)
 
     def _place(self, component: int, sign: int, point: Point) -> Place:
@@ -155,4 +159,6 @@ class ExtremumFinder(PlaceFinder):
                 "Ask for the extremum instead of its time, or tighten rtol and atol.",
             )
         rate = -1 / second if is_resolved else 0.0
-        return self.measured(component, component, point, self.peak.data(component, rate=rate, constant=point.time), where)
+        return self.measured(
+            component, component, point, self.peak.data(component, rate=rate, constant=point.time), where
+        )

@@ -223,7 +223,9 @@ class Scan:
         """Return the quintics of some steps, through samples."""
         begin, end, segment = look.begin[chosen], look.end[chosen], look.segment[chosen]
         if not chosen.size:
-            return Pieces(begin, end, np.zeros((0, self.peak.watched, DEGREE + 1)), segment, np.zeros((0, self.peak.watched)))
+            return Pieces(
+                begin, end, np.zeros((0, self.peak.watched, DEGREE + 1)), segment, np.zeros((0, self.peak.watched))
+            )
         t = begin[:, None] + (end - begin)[:, None] * np.append(NODES, PROBE)
         own, first = np.unique(segment, return_index=True)
         times = [part.ravel() for part in np.split(t, first[1:])]

@@ -109,12 +109,14 @@ class PlaceFinder:
         own = self.motion.segments[segment]
         x = self.motion.at(segment, np.array([t]))[0]
         values = self.peak.watch(own.mode.index)(t, x, own.memory, self.run.parameters)
-        return Point(t, own.mode, x, own.memory, *(float(v[entry]) for v in values))
+        value, rate, second = (float(v[entry]) for v in values)
+        return Point(t, own.mode, x, own.memory, value, rate, second)
 
     def edge_point(self, entry: int, i: int) -> Point:
         """Return the point of an expression at an edge."""
-        edge, values = self.edges[i], (self.values, self.rates, self.second)
-        return Point(edge.time, edge.mode, edge.x, edge.m, *(float(v[i, entry]) for v in values), edge=edge)
+        edge = self.edges[i]
+        value, rate, second = (float(v[i, entry]) for v in (self.values, self.rates, self.second))
+        return Point(edge.time, edge.mode, edge.x, edge.m, value, rate, second, edge)
 
     def with_errors(self, entry: int, point: Point) -> Point:
         """Return a point with the errors of its value and of its rate that the tolerances of the run allow."""
