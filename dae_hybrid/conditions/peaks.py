@@ -50,7 +50,7 @@ class _Ties:
         self.run, self.directions = run, directions
         self.peaks = run.system.peaks
         measured = [place for place in decision.followed if place.event < 0]
-        first = len(run.system.measurements) - len(measured)
+        first = run.system.n_stated
         self.states: dict[tuple[int, int, float], tuple[MeasurementRecord, Array]] = {}
         tangents = iter(directions.measured_tangents)
         for part in run.parts:

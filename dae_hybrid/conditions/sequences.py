@@ -2,7 +2,7 @@
 
 Values and derivatives of a run depend smoothly on parameters as long as the sequence stays the same. Where it changes,
 a functional may have a kink or a jump. An event is coded as twice the index of its transition, plus one if its guard
-rises; a measurement as -1. Knots of signals are left out. The sides of relations that are not events follow.
+rises; a measurement as -1. Knots of signals and the places of peaks are left out. The sides of relations that are not events follow.
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ def codes_of(trajectory: Trajectory, *, branches: bool = True) -> Codes:
     events come last.
     """
     at_start = trajectory.start.at.m[list(relation_entries(trajectory.system))]
+    stated = trajectory.system.n_stated
     pieces, ends = [np.where(at_start > 0, ABOVE, BELOW)], (trajectory.t_span[0], trajectory.final[0])
     for item in trajectory.parts.given:
         if isinstance(item, RecordTable):
-            pieces.append(_of_table(item))
+            pieces.append(_of_table(item, stated))
         elif isinstance(item, EventRecord):
             pieces.append(np.array([2 * item.index + (item.direction > 0)]))
-        elif isinstance(item, MeasurementRecord) and item.time not in ends:  # those at the ends always come there
+        elif isinstance(item, MeasurementRecord) and item.index < stated and item.time not in ends:
+            # those at the ends always come there
             pieces.append(np.array([MEASUREMENT]))
     if branches:
         pieces.append(np.array([ABOVE if side else BELOW for side in branch_sides(trajectory)], dtype=np.int64))
@@ -61,11 +63,11 @@ def relation_entries(system: HybridSystem) -> tuple[int, ...]:
     return tuple(sorted({t.relation.entry for t in system.transitions if t.relation is not None}))
 
 
-def _of_table(table: RecordTable) -> Codes:
+def _of_table(table: RecordTable, stated: int) -> Codes:
     found = np.full(table.count, MEASUREMENT, np.int64)
     is_guarded = np.array(table.graph.clocks, np.int64)[table.transitions] < 0
     found[table.is_event] = 2 * table.transitions + (is_guarded & (table.column("rate")[table.is_event] > 0))
-    return found[table.is_event | table.is_measurement]
+    return found[table.is_event | (table.is_measurement & (table.column("count") < stated))]
 
 
 def digest(codes: Codes) -> int:

@@ -73,8 +73,8 @@ class _Ties:
         measured = iter(self.directions.measured_tangents)
         for part in self.run.parts:
             if isinstance(part, MeasurementRecord):
-                state = next(measured)
-                if self.system.measurements[part.index].functional in self.functionals:
+                state, own = next(measured), self.system.measurements[part.index]
+                if own.functional in self.functionals and not own.is_extremum:
                     yield from self._measured(part, state)
             elif isinstance(part, KnotRecord):
                 yield from self._at_knot(part)

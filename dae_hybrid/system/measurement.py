@@ -27,6 +27,7 @@ class Measurement:
     time: Kernel | float  # a number, or p -> time and its derivative by p
     of_mode: Callable[[int], Kernel] = field(repr=False)  # (t, x, m, p, data) -> value and derivative by (x, m, p, t)
     data: Array = field(repr=False)  # constants; measurements that differ only in them share their functions
+    is_extremum: bool = False  # whether it is an extremum, which is compared with those at edges, see `system.peaks`
 
     def at(self, mode: int, t: float, x: Array, m: Array, p: Array) -> list[Array]:
         """Measured value at a point of a mode, and its derivative by u = (x, m, p, t)."""

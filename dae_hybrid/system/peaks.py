@@ -21,6 +21,7 @@ import numpy as np
 from dae_hybrid.codegen.kernels import Kernel
 from dae_hybrid.errors import DaeHybridError, EventError
 from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.statement.peaks import EXTREMA
 from dae_hybrid.system.linearisation import chain
 from dae_hybrid.system.measurement import Measurement
 
@@ -171,7 +172,8 @@ def decided(system: HybridSystem, decision: Decision) -> HybridSystem:
             sides.append(EventSide(place.event, place.side, component, peak.measure, place.data, place.time_share))
             continue
         part = slice(component, component + 1)
-        measurements.append(Measurement(peak.functional, part, place.time, peak.measure, place.data))
+        is_extremum = peak.kind in EXTREMA
+        measurements.append(Measurement(peak.functional, part, place.time, peak.measure, place.data, is_extremum))
         if ends is not None:
             template = ends.measured[n + place.peak]
             functions.append(template._replace(data=place.data, components=part))

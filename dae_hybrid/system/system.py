@@ -265,6 +265,12 @@ class HybridSystem(NotPicklable):
         return super().__reduce__() if self.remake is None else self.remake()
 
     @property
+    def n_stated(self) -> int:
+        """Number of measurements that the model states; those of decided peaks follow."""
+        decision = self.decision
+        return len(self.measurements) - (0 if decision is None else sum(place.event < 0 for place in decision.followed))
+
+    @property
     def native(self) -> bool:
         """See the class attributes."""
         return self.current().compiled
