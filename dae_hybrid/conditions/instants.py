@@ -449,10 +449,18 @@ class RunInspector:
         if not (mode.guarded and self.run.notes):  # a note says which guards have rested
             return []
         instant = self._event_logic()
+        instant.still = dict(self._still)
         at = StatePoint(x, m, *self.entry(mode, t, x, m))
         moving = {index for index, _, _ in instant.moving_zeros(mode, t, at)}
         touching = [index for index, _ in instant.at_zero(mode, t, at) if index not in moving]
         return [i for i in touching if (transition := self.system.transitions[i]).movable and not transition.is_kink]
+
+    @cached_property
+    def _still(self) -> dict[int, float]:
+        """Zero bands of guards that are at rest at the start."""
+        logic, start = self._event_logic(), self.run.start
+        logic.note_still(start.mode, start.t, start.at, self.p)
+        return logic.still
 
     def moving_at_start(self, directions: Array | None = None) -> list[int]:
         """Return transitions whose guards are zero at the start without firing, and change with the parameters.
@@ -490,7 +498,7 @@ class RunInspector:
         change, size = (sum(f(term).sum(axis=0) for term in terms) for f in (np.asarray, np.abs))
         y = x[: mode.differential.size]
         accuracy = self.run.options.absolute(mode.differential) + STATE_ERROR_FACTOR * self.run.options.rtol * np.abs(y)
-        unseen = np.abs(h_w[: y.size]) @ accuracy
+        unseen = max(float(np.abs(h_w[: y.size]) @ accuracy), self._still.get(index, 0.0))
         scale = np.where(self.p != 0, np.abs(self.p), 1.0) @ np.abs(dp)
         return bool(np.any(np.abs(change) > self.accuracy * size + unseen / np.where(scale > 0, scale, 1.0)))
 

@@ -23,7 +23,7 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     automaton: (("RECENT_EVENT_TIMES", "RECENT"),),
     resting_guards: (
         ("DEPARTURE_FACTOR", "REST_LEFT"), ("SECOND_DERIVATIVE_STEP", "REST_MOMENT"),
-        ("THIRD_DERIVATIVE_STEP", "REST_WHILE"),
+        ("THIRD_DERIVATIVE_STEP", "REST_WHILE"), "TERMS_STEP", "RATE_ROUNDINGS",
     ),
     replay: ("DENSE_COLUMNS",),
     event_accuracy: (

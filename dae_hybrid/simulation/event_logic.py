@@ -12,6 +12,8 @@ direction
 zero, and not                          armed once it has left zero
 zero to the accuracy of the state, its armed once it has left zero by more than the accuracy
 rate too, and about to leave
+zero at the start of the run, its rate armed once it has left zero by more than the accuracy
+too, to rounding
 past its threshold                     waits for its next crossing and says so in `diagnostics`; or fires, or
                                        is an error, as the transition's ``on_entry`` says
 ====================================== ====================================================================
@@ -49,7 +51,7 @@ from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.segment_rules import SAME_INSTANT, same_instant
 from dae_hybrid.simulation.firing import Firing
-from dae_hybrid.simulation.resting_guards import at_rest
+from dae_hybrid.simulation.resting_guards import at_rest, still_at_start
 from dae_hybrid.system.schedule import Schedule
 from dae_hybrid.system.system import HybridSystem, ModeSystem
 from dae_hybrid.system.transition_map import TransitionMap
@@ -97,6 +99,7 @@ class EventLogic:
     #: known sides of zero of the mode's guards; 0 for a guard at zero that may cross either way
     sides: dict[int, int] = field(default_factory=dict)
     nonzero: set[int] = field(default_factory=set)  # guards that were not at zero at their last evaluation
+    still: dict[int, float] = field(default_factory=dict)  # zero bands of guards at rest since the start of the run
     #: guards beyond zero that are due: their side, and whether they follow an earlier transition of the instant
     due_sides: dict[int, tuple[int, bool]] = field(default_factory=dict)
     last_fired: int | None = None  # transition fired since the last evaluation of the guards
@@ -132,6 +135,7 @@ class EventLogic:
         self.sides.clear()
         self.nonzero.clear()
         self.due_sides.clear()
+        self.still.clear()
         self.last_fired = None
 
     def _leave_mode(self, transition: TransitionMap, guard: float) -> None:
@@ -183,10 +187,12 @@ class EventLogic:
         """
         self.due_sides.clear()
         self.nonzero.clear()
+        self._arm(armed)
         duration = self._duration(t)
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         for index, h, rate, size in values:
-            direction, band = self.system.transitions[index].direction, self._zero_band(h, size, rate, t)
+            direction = self.system.transitions[index].direction
+            band = max(self._zero_band(h, size, rate, t), self.still.get(index, 0.0))
             if not abs(h) <= band:
                 beyond = 1 if h > 0 else -1
                 missed = index in armed and crossing is not None and self.sides.get(index) == -beyond
@@ -244,6 +250,7 @@ class EventLogic:
                 )
             direction, side = transition.direction, self.sides.get(index)
             band = max(self._zero_band(h, size, rate, t), FIRED_VALUE_FACTOR * self.fired_here.get(index, 0.0))
+            band = max(band, self.still.get(index, 0.0))
             if index in resting and index not in jumped:
                 zero_band[i], leaving_sign[i] = resting[index]
                 self.sides[index] = int(leaving_sign[i])
@@ -251,7 +258,7 @@ class EventLogic:
                     due.append((Firing(transition, h, rate, follows=True), False))
             elif abs(h) <= band:
                 zero_band[i] = band
-                moving = abs(rate) * duration > band
+                moving = abs(rate) * duration > band and index not in self.still
                 leaving_sign[i] = math.copysign(moving, rate)
                 if (transition.refuses or transition.is_sided) and not moving:
                     leaving_sign[i] = -transition.direction
@@ -304,6 +311,9 @@ class EventLogic:
         self, mode: ModeSystem, t: float, at: StatePoint, p: Array, armed: frozenset[int]
     ) -> Mapping[int, tuple[float, float]]:
         """Return the transitions whose guards have been at rest at zero since mode entry; see `resting_guards`."""
+        if t == self.span[0] and not self.times:
+            self.note_still(mode, t, at, p)
+        self._arm(armed)
         places = {
             i: self.system.transitions[index]
             for i, index in enumerate(mode.guarded)
@@ -315,8 +325,18 @@ class EventLogic:
             return NO_GUARDS
         before = (time for time in reversed(self.times) if not same_instant(time, t, self.span[0]))
         past = t - next(before, self.span[0]) if self.times else self.span[1] - self.span[0]
-        found = at_rest(places, mode, t, at, p, self.options, past)
-        return {places[i].index: band for i, band in found.items()}
+        at_zero = at_rest(places, mode, t, at, p, self.options, past)
+        return {places[i].index: band for i, band in at_zero.items()}
+
+    def note_still(self, mode: ModeSystem, t: float, at: StatePoint, p: Array) -> None:
+        """Note the guards that are at rest at the start of the run."""
+        found = still_at_start(mode, t, at, p, self.options, self._duration(t))
+        self.still = {mode.guarded[i]: band for i, band in found.items()}
+
+    def _arm(self, armed: frozenset[int]) -> None:
+        """Forget the zero bands of guards that have left zero since the start of the run."""
+        for index in armed & self.still.keys():
+            del self.still[index]
 
     def rank(self, transition: TransitionMap, t: float, at: StatePoint, turn: int = 1) -> tuple[float, int]:
         """Return a key that orders the transitions of an instant: by priority, then by declaration."""
@@ -343,7 +363,7 @@ class EventLogic:
         return [
             (i, h, rate)
             for i, h, rate, size in values
-            if abs(h) <= self._zero_band(h, size, rate, t) < abs(rate) * duration
+            if abs(h) <= self._zero_band(h, size, rate, t) < abs(rate) * duration and i not in self.still
         ]
 
     def past_threshold(self, mode: ModeSystem, t: float, at: StatePoint) -> frozenset[int]:
@@ -370,7 +390,11 @@ class EventLogic:
     def at_zero(self, mode: ModeSystem, t: float, at: StatePoint) -> list[tuple[int, float]]:
         """Return the transitions of the mode whose guards are zero to rounding, with their rates."""
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
-        return [(i, rate) for i, h, rate, size in values if abs(h) <= self._zero_band(h, size, rate, t)]
+        return [
+            (i, rate)
+            for i, h, rate, size in values
+            if abs(h) <= max(self._zero_band(h, size, rate, t), self.still.get(i, 0.0))
+        ]
 
     def _zero_band(self, h: float, size: float, rate: float, t: float) -> float:
         """Return the zero band of a guard by rounding."""

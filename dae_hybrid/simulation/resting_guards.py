@@ -7,6 +7,10 @@ cubic is smaller than the error of the integrator. Such a guard is armed once it
 of the state, to the side given by its second or third derivative.
 
 Zero to the accuracy of the state is decided by perturbing the state by its tolerances.
+
+A body may also be at rest at the start of the run, such as a load in equilibrium on its spring. The guard is zero, and its
+rate is a difference of equal forces, zero to their rounding. It is armed once it has left zero by more than the accuracy of
+the state, on either side.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ from dae_hybrid.system.transition_map import STATE_ERROR_FACTOR, TransitionMap
 DEPARTURE_FACTOR = 10.0
 #: finite-difference steps of the second and the third derivative of a guard, as shares of the time since the last event
 SECOND_DERIVATIVE_STEP, THIRD_DERIVATIVE_STEP = 1e-6, 1e-4
+#: relative perturbation that measures the terms of a rate; roundings of its terms within which a rate is zero
+TERMS_STEP, RATE_ROUNDINGS = 2.0**-26, 256.0
 
 
 def patterns(n: int) -> tuple[Array, Array]:
@@ -106,3 +112,32 @@ def at_rest(
         if away and (transitions[i].direction * away <= 0 or transitions[i].is_sided):
             found[i] = float(max(DEPARTURE_FACTOR * reach[i], 2 * abs(value[i]))), float(away)
     return found
+
+
+def still_at_start(
+    mode: ModeSystem, t: float, at: StatePoint, p: Array, options: Options, duration: float
+) -> dict[int, float]:
+    """Return zero bands of the guards that are at rest at the start of a run, by position among those of the mode.
+
+    Guard and rate are zero to the rounding of their terms. Guards whose rate is zero to the last bit are excluded: nothing
+    moves them.
+    """
+    zero = np.abs(at.guards) <= RATE_ROUNDINGS * EPS * at.sizes
+    if not np.any(zero & (at.rates != 0)):
+        return {}
+    e = mode.equations
+    x, sizes = at.x[: e.n], (e.n, at.m.size, p.size, 1)
+    terms = np.zeros(len(mode.guarded))
+    with np.errstate(invalid="ignore"):  # a value that is not finite is not at rest
+        for pattern in patterns(sum(sizes)):
+            by_x, by_m, by_p, by_t = np.split(1.0 + TERMS_STEP * pattern, np.cumsum(sizes)[:-1])
+            moved = kernel(e, "rates")(t * by_t[0], x * by_x, at.m * by_m, p * by_p)[0][: terms.size]
+            terms = np.hypot(terms, (moved - at.rates) / TERMS_STEP)
+        places = np.flatnonzero(zero & (at.rates != 0) & (np.abs(at.rates) <= RATE_ROUNDINGS * EPS * terms))
+    if not places.size:
+        return {}
+    here = kernel(e, "guards")(t, x, at.m, p)[0]
+    moves = [kernel(e, "guards")(t, x + side * options.allowed(e.variables, x), at.m, p)[0] for side in patterns(e.n)]
+    reach = np.hypot(*(move - here for move in moves))
+    bands = np.maximum(DEPARTURE_FACTOR * reach, RATE_ROUNDINGS * EPS * terms * duration)
+    return {i: float(bands[i]) for i in places.tolist()}

@@ -8,9 +8,34 @@ static integer counter(const context *c, int which) {
   return counts[which];
 }
 
+/* Whether the rate of a guard that is zero at the start is zero to the rounding of its terms: the rule of
+ * simulation/resting_guards.py. Memory, state and parameters are perturbed, with work space of theirs. */
+static int still_at_start(const event_loop *m, context *c, const double *x, const double *memory, integer guard, double rate) {
+  const double *parameters = c->parameters;
+  double *moved = m->rest, *found = m->rest + REST_STATES * c->n, terms = 0;
+  int failed = 0;
+  for (int side = 0; side < 2 && !failed; side++) {
+    integer k = 0;
+#define MOVED(value) ((value) * (1 + TERMS_STEP * (side ? sin(1.0 + 2.4 * (double)k) : cos(1.0 + 2.4 * (double)k))))
+    for (integer i = 0; i < c->n; i++, k++) moved[i] = MOVED(x[i]);
+    for (integer i = 0; i < m->n_memory; i++, k++) c->memory[i] = MOVED(memory[i]);
+    for (integer i = 0; i < m->n_parameters; i++, k++) c->parameter_gradient[i] = MOVED(parameters[i]);
+    c->parameters = c->parameter_gradient;
+    c->held_valid = 0;
+    failed = guards_and_rates(c, MOVED(m->t0), moved, found);
+    c->parameters = parameters;
+    terms = hypot(terms, (found[c->n_guards + guard] - rate) / TERMS_STEP);
+#undef MOVED
+  }
+  memcpy(c->memory, memory, (size_t)m->n_memory * sizeof(double));
+  c->held_valid = 0;
+  return failed || fabs(rate) <= RATE_ROUNDINGS * DBL_EPSILON * terms;
+}
+
 /* Check the guards of the initial mode; returns whether none fires. Those past their threshold wait for their next crossing,
  * unless another rule applies. */
-static int look_at_start(const event_loop *m, const mode_tables *first, context *c, const double *h) {
+static int look_at_start(const event_loop *m, const mode_tables *first, context *c, const double *x, const double *memory,
+                         const double *h) {
   const double *rate = h + first->n_guards, *size = rate + first->n_guards;
   memset(c->zero_band, 0, (size_t)c->n_guards * sizeof(double));
   memset(c->leaving_sign, 0, (size_t)c->n_guards * sizeof(double));
@@ -21,6 +46,7 @@ static int look_at_start(const event_loop *m, const mode_tables *first, context 
       const int moving = fabs(rate[j]) * duration(m, m->t0) > width;
       if (moving && direction * rate[j] > 0) return 0;
       if (!moving && (first->links[j].jumps || !first->links[j].waits)) return 0;
+      if (rate[j] != 0 && still_at_start(m, c, x, memory, j, rate[j])) return 0;
       c->zero_band[j] = width;
       c->leaving_sign[j] = moving ? sign_of(rate[j]) : 0;
     } else if (direction * h[j] > 0) {
@@ -103,7 +129,7 @@ static int set_out(native_run *v) {
   if (v->origin && call(m, v->origin, first->numbers, m->t0, v->start, v->start, res, 7)) return FATAL;
   if (!all_finite(v->start, h + ng - v->start)) return NOT_STARTED;
   if (!all_finite(by_p, nw * m->n_parameters)) return NOT_STARTED;
-  if (!look_at_start(m, first, c, h) || !find_moves(m, v->start, memory)) return NOT_STARTED;
+  if (!look_at_start(m, first, c, v->start, memory, h) || !find_moves(m, v->start, memory)) return NOT_STARTED;
   memcpy(c->memory, memory, (size_t)m->n_memory * sizeof(double));
   c->held_valid = 0;
   if (v->watch && !r->implicit && !begins_soft(v, first, c, m->t0, v->start)) return NOT_STARTED;
