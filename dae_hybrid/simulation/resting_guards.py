@@ -8,9 +8,9 @@ of the state, to the side given by its second or third derivative.
 
 Zero to the accuracy of the state is decided by perturbing the state by its tolerances.
 
-A body may also be at rest at the start of the run, such as a load in equilibrium on its spring. The guard is zero, and its
-rate is a difference of equal forces, zero to their rounding. It is armed once it has left zero by more than the accuracy of
-the state, on either side.
+A body may also be at rest at the start of the run, such as a load in equilibrium on its spring. The guard is zero, and
+its rate is a difference of equal forces, zero to their rounding. It is armed once it has left zero by more than the
+accuracy of the state, on either side.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def still_at_start(
 ) -> dict[int, float]:
     """Return zero bands of the guards that are at rest at the start of a run, by position among those of the mode.
 
-    Guard and rate are zero to the rounding of their terms. Guards whose rate is zero to the last bit are excluded: nothing
-    moves them.
+    Guard and rate are zero to the rounding of their terms. Guards whose rate is zero to the last bit are excluded:
+    nothing moves them.
     """
     zero = np.abs(at.guards) <= RATE_ROUNDINGS * EPS * at.sizes
     if not np.any(zero & (at.rates != 0)):
