@@ -55,6 +55,7 @@ from dae_hybrid.interface.batch import Batch, batch
 from dae_hybrid.interface.gradient_check import GradientCheck, check_gradient
 from dae_hybrid.interface.prepared import Prepared, Run, prepare
 from dae_hybrid.interface.registry import adapter_names, describe_adapters, register_adapter
+from dae_hybrid.interface.starts import started
 from dae_hybrid.method import Method
 from dae_hybrid.optimization.changes import Change
 from dae_hybrid.optimization.hessian import Hessian, hessian
@@ -179,6 +180,7 @@ __all__ = [
     "simulate",
     "smooth",
     "sobol_indices",
+    "started",
 ]
 
 try:

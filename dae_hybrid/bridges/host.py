@@ -18,8 +18,10 @@ from dae_hybrid.interface.crews import share_out
 from dae_hybrid.interface.output_map import OutputMap
 from dae_hybrid.interface.parameter_sets import ParameterTable
 from dae_hybrid.interface.runs import Parameters
+from dae_hybrid.interface.starts import parted
 from dae_hybrid.numeric_input import real_array, shown
 from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.statement.declarations import Mode
 from dae_hybrid.system.system import HybridSystem, check_built
 
 OnFailure = Literal["nan", "raise"]
@@ -84,6 +86,7 @@ class HostFunction:
         wrt: str | Sequence[str] | None = None,
         parameters: Parameters = None,
         x0: ParameterTable = None,
+        start_mode: Mode | str | None = None,
         on_failure: OnFailure = "nan",
         workers: int | None = None,
         adapter: str = "sundials",
@@ -97,18 +100,19 @@ class HostFunction:
             raise OptionError("outputs= and t_eval= belong together: variables, and the times at which they are taken.")
         if outputs is not None and functional is not None:
             raise OptionError("Either functional= or outputs= at t_eval= is the result, not both.")
+        system, x0 = parted(system, x0, start_mode, wrt)
         self._system, self._span, self._raises = system, t_span, on_failure == "raise"
         self._indices = list(system.parameter_indices(wrt))
         self._fixed = system.parameter_vector(parameters)
         self._workers = cores() if workers is None else workers
         self._call: dict[str, Any] = {"adapter": adapter, "strict": strict, "workers": workers, **options}
-        self._x0, self._wrt = x0, wrt if wrt is None or isinstance(wrt, str) else list(wrt)
+        self._start, self._wrt = {"x0": x0, "start_mode": start_mode}, wrt if wrt is None or isinstance(wrt, str) else list(wrt)
         self._map: OutputMap | None = None
         if outputs is not None:
             self._names = _names(outputs)
             self._map = OutputMap(
-                system, t_span, np.asarray(t_eval), self._names, wrt=self._wrt, x0=x0, adapter=adapter, strict=strict,
-                **options,
+                system, t_span, np.asarray(t_eval), self._names, wrt=self._wrt, adapter=adapter, strict=strict,
+                **self._start, **options,
             )  # fmt: skip
             self.shape: tuple[int, ...] = self._map.shape
         else:
@@ -300,7 +304,7 @@ class HostFunction:
             more["wrt"] = self._wrt
         functional = None if self._map is not None else self._name
         return batch(
-            self._system, self._span, parameters=sets, x0=self._x0, functional=functional, **more, **self._call
+            self._system, self._span, parameters=sets, functional=functional, **self._start, **more, **self._call
         )
 
     # -- inputs and errors ---------------------------------------------------------------------------------------

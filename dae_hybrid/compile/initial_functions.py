@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -31,8 +32,13 @@ from dae_hybrid.system.signals import SignalTable
 MAX_EXPLICIT_UNKNOWNS = 8
 
 
-def build_initial(model: HybridModel, builders: Builders, signals: tuple[SignalTable, ...]) -> InitialMap:
-    """Build the initial map of a model whose declarations have been checked."""
+def build_initial(
+    model: HybridModel, builders: Builders, signals: tuple[SignalTable, ...], given_memory: Sequence[str] = ()
+) -> InitialMap:
+    """Build the initial map of a model whose declarations have been checked.
+
+    The values of `given_memory`, names or labels of entries, are given to the map, like those of signals.
+    """
     initial = model.start
     if initial is None:
         raise AssertionError("no initial mode")
@@ -47,7 +53,9 @@ def build_initial(model: HybridModel, builders: Builders, signals: tuple[SignalT
     moved = [i for d in initial.project for i in range(layout[d.name].start, layout[d.name].stop)]
     lower, none = lowering.lower, [("none", ca.MX(0, 1))]
     values = lower("given", [(f"initial value of '{n}'", initial.values[n]) for n in given] or none)
-    memories = lower("m0", _memories(model, builder) or none)
+    memories = lower("m0", _memories(model, builder, given_memory) or none)
+    memory = Layout.of((d.name, d.size) for d in model.of_kind("memory"))
+    held_entries = [memory.labels().index(label) for name in given_memory for label in labels_of(memory, name)]
     stated = lower("stated", [("initial equations", initial.equations)])
     metric = lower("metric", [("metric", ca.vec(dense(ca.MX(1) if initial.metric is None else initial.metric)))])
     if initial.metric is not None:
@@ -60,9 +68,9 @@ def build_initial(model: HybridModel, builders: Builders, signals: tuple[SignalT
         raise ModelError("The initial value of a memory uses a memory or a signal.", mode=initial.mode.name)
     if builder.nm:  # MX keeps unused inputs
         m0 = ca.vertcat(*memories.call([s.t, s.x, s.kind.zeros(builder.nm), s.p]))
-    for table in signals:
+    for at in (*(table.memory for table in signals), *([held_entries] if held_entries else [])):
         m0 = s.kind(m0)
-        m0[table.memory, :] = held[table.memory, :]
+        m0[at, :] = held[at, :]
 
     def phi(m: Any) -> Any:
         point = (s.t, s.x, m, s.p)
@@ -127,8 +135,15 @@ def build_initial(model: HybridModel, builders: Builders, signals: tuple[SignalT
         bend=cache(partial(_bend, inputs, total, x)),
         given=Layout.of((name, layout[name].stop - layout[name].start) for name in given),
         entries=tuple(entries),
+        held=Layout.of((name, len(labels_of(memory, name))) for name in given_memory),
+        held_entries=tuple(held_entries),
         explicit_at=cache(start),
     )
+
+
+def labels_of(layout: Layout, name: str) -> tuple[str, ...]:
+    """Labels of a variable, or of an entry named by its label."""
+    return layout.labels()[layout[name]] if name in layout else (name,)
 
 
 def _bend(inputs: list[Any], total: Any, x: Any) -> Kernel:
@@ -265,10 +280,10 @@ def _labels(initial: Initial, builder: ModeBuilder) -> tuple[str, ...]:
     )
 
 
-def _memories(model: HybridModel, builder: ModeBuilder) -> list[tuple[str, ca.MX]]:
+def _memories(model: HybridModel, builder: ModeBuilder, given: Sequence[str]) -> list[tuple[str, ca.MX]]:
     rows = []
     for d in model.of_kind("memory"):
-        if d.signal is not None:
+        if d.signal is not None or d.name in given:
             value = ca.MX.zeros(d.size)
         elif d.initial is not None:
             value = d.initial

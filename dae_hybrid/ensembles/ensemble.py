@@ -31,6 +31,7 @@ from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import positive_integer
 from dae_hybrid.progress import ProgressReport, check_report
+from dae_hybrid.statement.declarations import Mode
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import counted
 
@@ -41,6 +42,7 @@ def ensemble(
     *,
     parameters: ParameterTable = None,
     x0: ParameterTable = None,
+    start_mode: Mode | str | None = None,
     functional: str | Sequence[str] | None = None,
     gradient: Literal["forward", "adjoint", True] | None = None,
     wrt: str | Sequence[str] | None = None,
@@ -133,7 +135,7 @@ def ensemble(
     if retry_lost and store is None:
         raise OptionError("retry_lost= is for the runs of a store, and store= is not given.")
     case, given = checked_table(
-        system, t_span, parameters, x0, functional=functional, gradient=gradient, wrt=wrt, t_eval=t_eval,
+        system, t_span, parameters, x0, start_mode, functional=functional, gradient=gradient, wrt=wrt, t_eval=t_eval,
         adapter=adapter, strict=strict, duality=duality, options=options,
     )  # fmt: skip
     layout = ResultLayout.of(case, outputs)

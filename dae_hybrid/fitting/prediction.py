@@ -10,8 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from dae_hybrid.errors import ParameterError
 from dae_hybrid.fitting.experiment import Experiment, Series, is_used
-from dae_hybrid.interface.output_map import OutputMap, start_of
+from dae_hybrid.interface.output_map import OutputMap
 from dae_hybrid.interface.prepared import Prepared, Run, prepare
+from dae_hybrid.interface.starts import started
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.system.system import HybridSystem
@@ -61,8 +62,8 @@ class Prediction:
         self.targets = np.concatenate([s.values[used] for s, used in zip(self.series, self.used, strict=True)])
         self.sigma = np.concatenate([s.sigma[used] for s, used in zip(self.series, self.used, strict=True)])
         self._call = {"wrt": wrt, "x0": experiment.x0 or None, **options}
-        self._functionals, start = [s.name for s in costs], start_of(system, self._call["x0"])
-        self._started = system if start is None else start[0].system(start[1])
+        self._functionals = [s.name for s in costs]
+        self._started = started(system, x0=experiment.x0 or None)
         _check_functionals(system, name, costs)
         self._runs: dict[str | None, Prepared] = {}
         self._outputs = self._groups()

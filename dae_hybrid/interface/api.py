@@ -14,13 +14,16 @@ from dae_hybrid.conditions.certify import attach_trajectory, check_derivative_co
 from dae_hybrid.conditions.error_estimate import SECOND_RUN_SHARE
 from dae_hybrid.errors import OptionError
 from dae_hybrid.interface.peaks import decide_peaks, simulated
+from dae_hybrid.interface.parameter_sets import ParameterTable
 from dae_hybrid.interface.runs import Parameters, RunBuilder
+from dae_hybrid.interface.starts import started
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Keep, LinearSolver, OnZeno, Preconditioner, SensitivityMethod, Simultaneous, check_keep
 from dae_hybrid.port.native_plan import MemoryBound
 from dae_hybrid.sensitivity.duality import compare, direction
 from dae_hybrid.sensitivity.forward import TangentState
 from dae_hybrid.sensitivity.results import ForwardSensitivity, Gradient
+from dae_hybrid.statement.declarations import Mode
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.trajectory.trajectory import Trajectory
 
@@ -56,6 +59,8 @@ def simulate(
     t_span: Sequence[float],
     *,
     parameters: Parameters = None,
+    x0: ParameterTable = None,
+    start_mode: Mode | str | None = None,
     t_eval: ArrayLike | None = None,
     adapter: str = "sundials",
     keep: Keep = "all",
@@ -74,6 +79,11 @@ def simulate(
         pandas Series with an index of its own, a row of a DataFrame, an xarray DataArray with coordinates, a named
         tuple) are read as mappings; a Series with the default index gives all values. See
         `HybridSystem.parameter_vector`.
+    x0 : mapping of str to float or array, optional
+        Initial values of this call, by name of a differential variable or a memory, or of an entry (``"v[2]"``), in
+        place of those of the model; see `started`. Derivatives by parameters are those at fixed initial values.
+    start_mode : Mode or str, optional
+        Initial mode of this call; `x0` gives the values that the model does not state for it.
     t_eval : array, shape (n_t,), optional
         Output times, increasing. An output at the time of an event is the value after the event. By default every step
         of the integrator, with both sides of each event.
@@ -111,6 +121,7 @@ def simulate(
     >>> len(sol.events), round(sol.functionals["G"], 5)
     (19, 0.04994)
     """
+    system = started(system, x0=x0, start_mode=start_mode)
     return simulated(RunBuilder(system, t_span, parameters, t_eval, adapter, options, keep=keep))
 
 
@@ -120,6 +131,8 @@ def forward_sensitivity(
     *,
     wrt: str | Sequence[str] | None = None,
     parameters: Parameters = None,
+    x0: ParameterTable = None,
+    start_mode: Mode | str | None = None,
     t_eval: ArrayLike | None = None,
     adapter: str = "sundials",
     keep: Keep = "all",
@@ -132,7 +145,8 @@ def forward_sensitivity(
     Parameters
     ----------
     wrt : str or sequence of str, optional
-        Parameters, or entries of vectors (``"k[1]"``), to differentiate by; default all.
+        Parameters, or entries of vectors (``"k[1]"``), to differentiate by; default all. Initial values are named
+        ``"x(0)"``, or ``"v(0)[2]"`` for an entry.
     keep : {"all", "events", "final"}
         Data kept in the result; see `simulate`. ``"events"`` keeps the derivatives at events and, with `t_eval`, at
         outputs; ``"final"`` keeps the gradients. The analysis itself needs the memory of the whole run.
@@ -176,6 +190,7 @@ def forward_sensitivity(
     (array([-2.311953]), array([0.315708]))
     """
     check_keep(keep, t_eval)
+    system = started(system, x0=x0, start_mode=start_mode, wrt=wrt)
     setup = RunBuilder(system, t_span, parameters, t_eval, adapter, options, "forward")
     allowed, conditions = setup.allowed(duality), setup.conditions(strict=strict)
     decide_peaks(setup)
@@ -227,6 +242,8 @@ def adjoint_gradient(
     *,
     wrt: str | Sequence[str] | None = None,
     parameters: Parameters = None,
+    x0: ParameterTable = None,
+    start_mode: Mode | str | None = None,
     t_eval: ArrayLike | None = None,
     adapter: str = "sundials",
     keep: Keep = "all",
@@ -242,7 +259,8 @@ def adjoint_gradient(
     functional : str, optional
         Name of the functional; optional if the model has only one.
     wrt : str or sequence of str, optional
-        Parameters, or entries of vectors (``"k[1]"``), to differentiate by; default all.
+        Parameters, or entries of vectors (``"k[1]"``), to differentiate by; default all. Initial values are named
+        ``"x(0)"``, or ``"v(0)[2]"`` for an entry.
     keep : {"all", "events", "final"}
         Data kept in the result after the sweep; see `simulate`. `Gradient.adjoint` needs ``"all"``. During the
         sweep, ``adjoint_memory`` bytes are kept in addition (see `Options`).
@@ -270,6 +288,7 @@ def adjoint_gradient(
     array([-2.311953])
     """
     check_keep(keep, t_eval)
+    system = started(system, x0=x0, start_mode=start_mode, wrt=wrt)
     setup = RunBuilder(system, t_span, parameters, t_eval, adapter, options, "adjoint")
     if algorithm not in ("general", "serban-recuero"):
         raise OptionError(f"algorithm must be 'general' or 'serban-recuero', got {algorithm!r}.")

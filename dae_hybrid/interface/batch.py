@@ -15,13 +15,14 @@ from dae_hybrid.codegen.compiler import cores
 from dae_hybrid.errors import DaeHybridError, OptionError
 from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.interface.crews import Completed, carry_out
-from dae_hybrid.interface.parameter_sets import ParameterTable, as_columns, read_table, side_by_side
+from dae_hybrid.interface.parameter_sets import ParameterTable, side_by_side
 from dae_hybrid.interface.prepared_case import Analysis, CheckedCall, Single, check_analysis, functional_names
 from dae_hybrid.interface.registry import for_call
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import positive_integer
 from dae_hybrid.port.native_batch import DONE, Outcomes, worded
-from dae_hybrid.simulation.starts import Starts
+from dae_hybrid.interface.starts import StartChoice
+from dae_hybrid.statement.declarations import Mode
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import html, in_short
 
@@ -37,6 +38,7 @@ def batch(
     *,
     parameters: ParameterTable = None,
     x0: ParameterTable = None,
+    start_mode: Mode | str | None = None,
     functional: str | Sequence[str] | None = None,
     gradient: Literal["forward", "adjoint", True] | None = None,
     wrt: str | Sequence[str] | None = None,
@@ -61,16 +63,17 @@ def batch(
         One row per run, in order of declaration; or by name, shape (N,), (N, size) for a vector, or one value for all
         runs. Missing names take their nominal values. A run with a non-finite value fails; the others continue.
     x0 : array, shape (N, n), or mapping, optional
-        Initial values, in the same forms, of differential variables with a value in `HybridModel.initial`, which they
-        replace. Algebraic variables and memory follow from them. They do not depend on the parameters: derivatives are
-        taken at fixed initial values. To differentiate by initial values, declare them as parameters.
+        Initial values, in the same forms, of differential variables and memories, or entries (``"v[2]"``), as in
+        `simulate`. An array gives those of all variables with a value in `HybridModel.initial`.
+    start_mode : Mode or str, optional
+        As in `simulate`.
     functional : str or sequence of str, optional
         Functionals to report; default all.
     gradient : {None, "forward", "adjoint", True}
         Analysis that computes gradients, if any. True selects the adjoint if there are more than four parameters per
         component of the functionals, else forward analysis.
     wrt : str or sequence of str, optional
-        Parameters to differentiate by; default all.
+        Parameters and initial values (``"x(0)"``) to differentiate by; default all parameters.
     workers : int, optional
         Number of threads; default the number of cores available to this process.
     strict, duality
@@ -98,7 +101,7 @@ def batch(
     (array([20.0291, 19.6144]), (2, 1), array([3, 1]), array([ True,  True]))
     """
     case, given = checked_table(
-        system, t_span, parameters, x0, functional=functional, gradient=gradient, wrt=wrt, t_eval=t_eval,
+        system, t_span, parameters, x0, start_mode, functional=functional, gradient=gradient, wrt=wrt, t_eval=t_eval,
         adapter=adapter, strict=strict, duality=duality, options=options,
     )  # fmt: skip
     threads = cores() if workers is None else positive_integer("workers", workers)
@@ -106,22 +109,19 @@ def batch(
 
 
 def checked_table(
-    system: HybridSystem, t_span: Sequence[float], parameters: ParameterTable, x0: ParameterTable, *,
-    functional: str | Sequence[str] | None, gradient: Literal["forward", "adjoint", True] | None,
-    wrt: str | Sequence[str] | None, t_eval: ArrayLike | None, adapter: str, strict: bool, duality: bool | float,
+    system: HybridSystem, t_span: Sequence[float], parameters: ParameterTable, x0: ParameterTable,
+    start_mode: Mode | str | None, *,
+    functional: str | Sequence[str] | None, gradient: Literal["forward", "adjoint", True] | None, wrt: str | Sequence[str] | None, t_eval: ArrayLike | None, adapter: str, strict: bool, duality: bool | float,
     options: RunOptions,
 ) -> tuple[CheckedCall, Array]:  # fmt: skip
     """Check the arguments of many runs; return the call and its inputs, (N, n_given)."""
     system = for_call(system, adapter, options)
-    sets = read_table("parameters", parameters, system.parameters, system.nominal)
-    starts, values = None, None
-    if x0 is not None:
-        named = as_columns(x0)
-        starts = Starts.of(system, list(named) if isinstance(named, Mapping) else None)
-        values = read_table("x0", named, starts.layout, None)
+    choice = StartChoice.of(system, x0, start_mode, wrt)
+    sets, values = choice.tables(parameters, x0)
+    system = choice.carrier
     case = CheckedCall(
         system, t_span, functional, _analysis(system, functional, gradient, wrt), wrt, t_eval, adapter, strict, duality,
-        options, starts,
+        options, choice.starts,
     )  # fmt: skip
     return case, side_by_side(sets, values)
 

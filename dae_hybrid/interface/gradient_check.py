@@ -12,10 +12,13 @@ from numpy.typing import ArrayLike
 
 from dae_hybrid.errors import AssumptionError, DaeHybridError, OptionError
 from dae_hybrid.interface.api import RunOptions, adjoint_gradient, forward_sensitivity, simulate
+from dae_hybrid.interface.parameter_sets import ParameterTable
 from dae_hybrid.interface.registry import for_call
+from dae_hybrid.interface.starts import started
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Options
+from dae_hybrid.statement.declarations import Mode
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import align, html
 
@@ -99,6 +102,8 @@ def check_gradient(
     *,
     wrt: str | Sequence[str] | None = None,
     parameters: Mapping[str, ArrayLike] | ArrayLike | None = None,
+    x0: ParameterTable = None,
+    start_mode: Mode | str | None = None,
     adapter: str = "sundials",
     step: float | None = None,
     **options: Unpack[RunOptions],
@@ -134,6 +139,7 @@ def check_gradient(
     >>> check.difference("forward", "adjoint") < 1e-7
     True
     """
+    system = started(system, x0=x0, start_mode=start_mode, wrt=wrt)
     system = for_call(system, adapter, options)  # one engine for all runs of the differences
     relative = _relative_step(step, options)
     name = system.functional_name(functional)

@@ -18,7 +18,8 @@ from dae_hybrid.errors import ParameterError, UnsupportedError
 from dae_hybrid.interface.prepared import Prepared, prepare
 from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.simulation.starts import Starts
+from dae_hybrid.interface.starts import started
+from dae_hybrid.statement.declarations import Mode
 from dae_hybrid.statement.declarations import Functional, Series
 from dae_hybrid.statement.expressions import free_name
 from dae_hybrid.statement.model import HybridModel
@@ -86,21 +87,23 @@ class OutputFunctional:
 
     def __init__(
         self, system: HybridSystem, times: Array, names: tuple[str, ...], outputs: ca.MX,
-        x0: tuple[Starts, Array] | None,
+        x0: Mapping[str, Array] | None, start_mode: Mode | str | None,
     ) -> None:  # fmt: skip
-        self._original, self.times, self._names, self._outputs, self._x0 = system, times, names, outputs, x0
+        self._original, self.times, self._names, self._outputs = system, times, names, outputs
+        self._start = {"x0": x0, "start_mode": start_mode}
         self.name = free_name("outputs", origin_of(system).model.declarations)
         self._idle: list[_WeightedSystem] = []
 
     @cached_property
     def _template(self) -> HybridSystem:
-        """The copy with one measurement."""
+        """The copy with one measurement, at the start of the call."""
         kept, key = self._original.graph.cache, ("outputs", self._names)
         with _building:
             if key not in kept:
                 kept[key] = self._build()
             found: HybridSystem = kept[key]
-            return found
+        own = self._original
+        return started(replace(found, nominal=own.nominal, hidden_blocks=own.hidden_blocks), **self._start)
 
     def _build(self) -> HybridSystem:
         origin = origin_of(self._original)
@@ -115,7 +118,7 @@ class OutputFunctional:
         """The copy with weights of which none is zero, so that it has a derivative only if every output has."""
         shape = self.times.size, self._outputs.numel()
         weights = np.random.default_rng(WEIGHTS_SEED).uniform(1.0, 2.0, shape)
-        return _started(_measured(self._template, self.times, weights), self._x0)
+        return _measured(self._template, self.times, weights)
 
     def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return options of a call without the absolute tolerances of functionals that the copy does not have."""
@@ -134,7 +137,7 @@ class OutputFunctional:
         try:
             own = self._idle.pop()
         except IndexError:
-            own = _WeightedSystem(self._template, self._x0, self.times, call)
+            own = _WeightedSystem(self._template, self.times, call)
         own.weights[:] = weights
         yield own.gradient
         self._idle.append(own)  # not after an error, whose trajectory refers to the weights
@@ -143,12 +146,9 @@ class OutputFunctional:
 class _WeightedSystem:
     """A system with weights of its own, and an adjoint analysis of it; for one run at a time."""
 
-    def __init__(
-        self, template: HybridSystem, x0: tuple[Starts, Array] | None, times: Array, call: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, template: HybridSystem, times: Array, call: Mapping[str, Any]) -> None:
         self.weights = np.zeros((times.size, template.measurements[0].data.size))
-        system = _started(_measured(template, times, self.weights), x0)
-        self.gradient = prepare(system, derivatives="adjoint", **call)
+        self.gradient = prepare(_measured(template, times, self.weights), derivatives="adjoint", **call)
 
 
 def _measured(template: HybridSystem, times: Array, weights: Array) -> HybridSystem:
@@ -162,7 +162,3 @@ def _measured(template: HybridSystem, times: Array, weights: Array) -> HybridSys
     graph = replace(template.graph, ends=ends, cache={})
     return replace(template, measurements=measurements, graph=graph, remake=None)
 
-
-def _started(system: HybridSystem, x0: tuple[Starts, Array] | None) -> HybridSystem:
-    """Return the system with other initial values."""
-    return system if x0 is None else Starts.of(system, x0[0].layout.names).system(x0[1])

@@ -15,13 +15,14 @@ from dae_hybrid.conditions.error_estimate import SECOND_RUN_SHARE
 from dae_hybrid.errors import EventError, ModelError, OptionError, ParameterError
 from dae_hybrid.interface.api import RunOptions, forward_sensitivity, simulate
 from dae_hybrid.interface.output_functional import OutputFunctional, outputs_of
-from dae_hybrid.interface.parameter_sets import ParameterTable, as_columns, read_table
+from dae_hybrid.interface.parameter_sets import ParameterTable
 from dae_hybrid.interface.runs import Parameters, RunBuilder
 from dae_hybrid.numeric_input import real_array
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.sensitivity.forward import TangentState
 from dae_hybrid.sensitivity.results import ForwardSensitivity
-from dae_hybrid.simulation.starts import Starts
+from dae_hybrid.interface.starts import parted, started
+from dae_hybrid.statement.declarations import Mode
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.system import HybridSystem, check_built
 from dae_hybrid.trajectory.trajectory import Trajectory
@@ -41,10 +42,9 @@ class OutputMap:
     names : str or sequence of str
         Variables, memories or signals, side by side in this order; a vector takes as many columns as it has entries.
     wrt : str or sequence of str, optional
-        Parameters to differentiate by; default all.
-    x0 : mapping or array, optional
-        Initial values that replace those of the model, as in `batch`, of a single run. Derivatives are taken at fixed
-        initial values.
+        Parameters and initial values (``"x(0)"``) to differentiate by; default all parameters.
+    x0, start_mode
+        As in `simulate`.
     adapter, **options
         As in `simulate`.
     strict : bool
@@ -101,6 +101,7 @@ class OutputMap:
         *,
         wrt: str | Sequence[str] | None = None,
         x0: ParameterTable = None,
+        start_mode: Mode | str | None = None,
         adapter: str = "sundials",
         strict: bool = True,
         **options: Unpack[RunOptions],
@@ -110,12 +111,14 @@ class OutputMap:
             raise OptionError("keep= is an option of single calls: outputs at times are all that is kept.")
         if t_eval is None:
             raise OptionError("t_eval must be an array of output times.")
-        self._system, self._adapter, self._strict, self._options = system, adapter, strict, options
+        self._adapter, self._strict, self._options = adapter, strict, options
         self._chosen = wrt if wrt is None or isinstance(wrt, str) else list(wrt)
         self._given = (
             (system, t_span, t_eval, names),
-            {"wrt": self._chosen, "x0": x0, "adapter": adapter, "strict": strict},
+            {"wrt": self._chosen, "x0": x0, "start_mode": start_mode, "adapter": adapter, "strict": strict},
         )
+        system, x0 = parted(system, x0, start_mode, wrt)
+        self._system = system
         setup = RunBuilder(system, t_span, None, t_eval, adapter, options)
         RunBuilder(system, t_span, None, t_eval, adapter, options, "forward").conditions(strict=strict)
         self.span, self.t = setup.span, np.asarray(setup.t_eval)
@@ -124,9 +127,8 @@ class OutputMap:
         labels = system.parameters.labels()
         self.wrt = tuple(labels[i] for i in self._indices)
         self.labels, self.shape = self.layout.labels(), (self.t.size, self.layout.size)
-        start = start_of(system, x0)
-        self._functional = OutputFunctional(system, self.t, self.layout.names, columns, start)
-        self._started = system if start is None else start[0].system(start[1])
+        self._functional = OutputFunctional(system, self.t, self.layout.names, columns, x0, start_mode)
+        self._started = started(system, x0=x0, start_mode=start_mode)
 
     def __reduce__(self) -> tuple[Any, ...]:
         positional, named = self._given
@@ -334,20 +336,6 @@ def directional(
 def _output_map(positional: tuple[Any, ...], named: dict[str, Any]) -> OutputMap:
     """Create the map of a pickle."""
     return OutputMap(*positional, **named)
-
-
-def start_of(system: HybridSystem, x0: ParameterTable) -> tuple[Starts, Array] | None:
-    """Read initial values of a single run; None if none are given."""
-    if x0 is None:
-        return None
-    given = as_columns(x0)
-    if not hasattr(given, "keys"):
-        given = np.atleast_2d(given)
-    starts = Starts.of(system, list(given) if hasattr(given, "keys") else None)
-    rows = read_table("x0", given, starts.layout, None)
-    if len(rows) != 1 or not np.isfinite(rows).all():
-        raise ParameterError(f"x0: the finite initial values of one run are needed, got {rows}.")
-    return starts, rows[0]
 
 
 def _checked(what: str, given: ArrayLike, shape: tuple[int, ...]) -> Array:

@@ -12,10 +12,13 @@ from numpy.typing import ArrayLike
 
 from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.interface.crews import judge_growth, take_over
+from dae_hybrid.interface.parameter_sets import ParameterTable
 from dae_hybrid.interface.prepared_case import CheckedCall, Single, check_analysis, trajectory_of
 from dae_hybrid.interface.runs import Parameters
+from dae_hybrid.interface.starts import started
 from dae_hybrid.numerics.arrays import Array, scalar
 from dae_hybrid.port.native_batch import DONE, Crew, Outcomes
+from dae_hybrid.statement.declarations import Mode
 from dae_hybrid.system.system import HybridSystem, check_built
 from dae_hybrid.tables import html, in_short
 from dae_hybrid.trajectory.trajectory import Trajectory
@@ -28,6 +31,8 @@ def prepare(
     functional: str | Sequence[str] | None = None,
     derivatives: Literal["forward", "adjoint"] | None = None,
     wrt: str | Sequence[str] | None = None,
+    x0: ParameterTable = None,
+    start_mode: Mode | str | None = None,
     t_eval: ArrayLike | None = None,
     adapter: str = "sundials",
     strict: bool = True,
@@ -67,6 +72,7 @@ def prepare(
     (20.0291, array([-2.312]), 3)
     """
     check_built(system)
+    system = started(system, x0=x0, start_mode=start_mode, wrt=wrt)
     analysis = check_analysis("derivatives", derivatives, "None, 'forward' or 'adjoint'")
 
     case = partial(CheckedCall, system, t_span, functional, analysis, wrt, t_eval, adapter, strict, duality, options)

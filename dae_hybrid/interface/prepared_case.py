@@ -19,10 +19,11 @@ from dae_hybrid.conditions.sequences import relation_entries
 from dae_hybrid.errors import DaeHybridError, OptionError, ParameterError
 from dae_hybrid.interface import api
 from dae_hybrid.interface.runs import RunBuilder
+from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_batch import Crew, NativeBatch, Outcomes, RunsMany
 from dae_hybrid.sensitivity.results import ForwardSensitivity, Gradient
-from dae_hybrid.simulation.starts import Starts
+from dae_hybrid.interface.starts import Starts
 from dae_hybrid.system.schedule import Schedule
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.system.timetable import Timetable
@@ -72,7 +73,7 @@ class CheckedCall:
         self._checks_duality, self._certify = duality is not False, True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _case, (self._given, None if self.starts is None else self.starts.layout.names)
+        return _case, (self._given, None if self.starts is None else self.starts.layout)
 
     @cached_property
     def components(self) -> dict[str, slice]:
@@ -238,9 +239,9 @@ class CheckedCall:
         return {n: api.adjoint_gradient(system, span, n, **call, **self._differentiate) for n in self.names}
 
 
-def _case(given: dict[str, Any], names: Sequence[str] | None) -> CheckedCall:
-    """A case of a pickle, and the names of the initial values that are given."""
-    return CheckedCall(**given, starts=None if names is None else Starts.of(given["system"], names))
+def _case(given: dict[str, Any], layout: Layout | None) -> CheckedCall:
+    """A case of a pickle, and the layout of the initial values that are given."""
+    return CheckedCall(**given, starts=None if layout is None else Starts.of(given["system"], layout))
 
 
 def trajectory_of(single: Single) -> Trajectory:

@@ -59,7 +59,7 @@ def ensemble_call(model: LoadedModel, body: EnsembleBody, settings: Settings) ->
     }  # fmt: skip
     with _located():
         case, _ = checked_table(
-            model.system, span, None, None, adapter="sundials", strict=True, duality=False, options=options, **call,
+            model.system, span, None, None, None, adapter="sundials", strict=True, duality=False, options=options, **call,
         )  # fmt: skip
         layout = ResultLayout.of(case, body.outputs)
     numbers = layout.bytes_per_run // 8 + model.system.parameters.size
@@ -72,7 +72,7 @@ def ensemble_call(model: LoadedModel, body: EnsembleBody, settings: Settings) ->
         parameters = rows
     with _located():
         _, given = checked_table(
-            model.system, span, parameters, body.x0, adapter="sundials", strict=True, duality=False, options=options,
+            model.system, span, parameters, body.x0, None, adapter="sundials", strict=True, duality=False, options=options,
             **call,
         )  # fmt: skip
     _check_size(len(given), numbers, "/x0", settings)

@@ -73,14 +73,24 @@ class InitialMap:
     multipliers: int = 0  # number of multipliers of the projection, the last unknowns; they follow x0
     given: Layout = field(default_factory=lambda: Layout(()))  # the variables with given values
     entries: tuple[int, ...] = ()  # their indices in x0
+    held: Layout = field(default_factory=lambda: Layout(()))  # the memories with given values
+    held_entries: tuple[int, ...] = ()  # their indices in m0
+    held_values: Array | None = None
+    surplus: tuple[str, ...] = ()  # given variables that the model determines by equations
     #: create `explicit` and `exact` with the given values at some places as an additional input
     explicit_at: Callable[[tuple[int, ...]], tuple[Kernel, Kernel] | None] = lambda _: None
 
-    def at(self, places: tuple[int, ...], values: Array) -> InitialMap:
-        """Replace given values at some places by numbers, which do not depend on the parameters."""
+    def at(self, places: tuple[int, ...], values: Array, held: Array | None = None) -> InitialMap:
+        """Replace given values at some places by numbers, which do not depend on the parameters.
+
+        `held` are the values of the memories with given values.
+        """
+        if not places:
+            return replace(self, held_values=held)
         explicit = self.explicit_at(places)
         return replace(
             self,
+            held_values=held,
             start=_Fixed(self.start, [self.entries[i] for i in places], values),
             explicit=None if explicit is None else _BoundKernel(explicit[0], values),
             exact=None if explicit is None else _BoundKernel(explicit[1], values),
@@ -90,6 +100,8 @@ class InitialMap:
         held = np.zeros(n_memory)
         for signal in self.signals:
             held[signal.memory] = signal.coefficients(signal.interval(t), p)
+        if self.held_values is not None:
+            held[list(self.held_entries)] = self.held_values
         return held
 
     def _held_by_p(self, n_memory: int, t: float, p: Array) -> Array:
@@ -153,6 +165,9 @@ class InitialMap:
             except ConsistencyError as error:
                 if self.moved:
                     raise
+                if self.surplus:
+                    names = ", ".join(self.surplus)
+                    error.message += f" x0 gives {names}, which the model determines by its equations."
                 error.remedy = (
                     "The initial conditions and the mode's equations do not agree, or Newton's method does not find "
                     "the values from where it starts: leave out what follows from other equations, or give guess=."

@@ -258,8 +258,15 @@ class HybridSystem(NotPicklable):
     peaks: tuple[Peak, ...] = ()
     decision: Decision | None = None  # the places that decide the peaks of one run
     sides: tuple[EventSide, ...] = ()  # those of them that are sides of events
+    hidden_blocks: int = 0  # number of parameters at the end that only their names refer to: initial values
     later: Later | None = None  # the pending compilation of ``native="later"``
     remake: Callable[[], tuple[Any, ...]] | None = field(default=None, repr=False)  # reduction of a pickle
+
+    @property
+    def hidden(self) -> int:
+        """Number of parameters, counting entries, that arrays in order of declaration leave out."""
+        blocks = self.parameters.blocks[len(self.parameters.blocks) - self.hidden_blocks :]
+        return sum(size for _, size in blocks)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return super().__reduce__() if self.remake is None else self.remake()
@@ -342,7 +349,8 @@ class HybridSystem(NotPicklable):
         except ValueError as reason:
             raise ParameterError(f"parameters of '{self.name}' {reason}.") from None
         if not isinstance(given, Mapping):
-            values[:] = _numbers(f"parameters of '{self.name}'", given, self.parameters.labels())
+            shown = values.size if np.size(given) == values.size else values.size - self.hidden
+            values[:shown] = _numbers(f"parameters of '{self.name}'", given, self.parameters.labels()[:shown])
             return values
         seen = np.zeros(values.size, dtype=bool)
         for name, value in given.items():
@@ -370,7 +378,7 @@ class HybridSystem(NotPicklable):
     def parameter_indices(self, wrt: Any) -> tuple[int, ...]:
         """Flat indices of the parameters, or entries of vectors, named by `wrt`; None means all."""
         if wrt is None:
-            return tuple(range(self.parameters.size))
+            return tuple(range(self.parameters.size - self.hidden))
         try:
             names = [wrt] if isinstance(wrt, str) else [str(name) for name in wrt]
         except TypeError:

@@ -375,9 +375,9 @@ def test_invalid_factors(bad: Any) -> None:
 
 
 def test_a_system_that_is_derived_from_another() -> None:
-    from dae_hybrid.simulation.starts import Starts
+    from dae_hybrid.interface.starts import started
 
-    derived = Starts.of(BALL._system, ["y"]).system(np.array([1.0]))
+    derived = started(BALL._system, x0={"y": 1.0})
     with pytest.raises(dh.UnsupportedError, match="derived"):
         OutputMap(derived, (0, 1), [0.5], "y")
 

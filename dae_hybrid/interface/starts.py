@@ -1,0 +1,473 @@
+"""Runs from initial values, or from a mode, other than those of `HybridModel.initial`.
+
+Initial values that are given by numbers replace those of the initial map: no function is compiled. Initial values by
+which a call differentiates, and those of a start that is projected onto constraints, are parameters of a copy of the
+system. The copy is built when it is needed for the first time, and kept with the system.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from threading import RLock
+from typing import Any, cast
+
+import casadi as ca
+import numpy as np
+
+from dae_hybrid.codegen.kernels import NativeFunction, compile_functions
+from dae_hybrid.compile.origin import Origin
+from dae_hybrid.compile.other_starts import initial_mode, with_parameters, with_values
+from dae_hybrid.errors import ParameterError, UnsupportedError
+from dae_hybrid.interface.parameter_sets import ParameterTable, as_columns, read_table, side_by_side
+from dae_hybrid.layout import Layout
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.native_plan import TransitionGraph
+from dae_hybrid.statement.declarations import Mode
+from dae_hybrid.system.system import HybridSystem, check_built
+
+#: an initial value among parameters: ``x(0)``, or ``x(0)[2]`` of a vector
+INITIAL_VALUE = re.compile(r"(.*)\(0\)(?:\[\d+\])?", re.DOTALL)
+_building = RLock()
+
+
+def started(
+    system: HybridSystem,
+    *,
+    x0: ParameterTable = None,
+    start_mode: Mode | str | None = None,
+    wrt: str | Sequence[str] | None = None,
+) -> HybridSystem:
+    """Return a system whose runs start at other initial values, or in another mode.
+
+    `simulate` and the other functions that take `x0` and `start_mode` do this by themselves; functions that take a
+    system only, such as `monte_carlo` and `OptimizationProblem`, are given the result.
+
+    Parameters
+    ----------
+    system : HybridSystem
+        As returned by `HybridModel.build`.
+    x0 : mapping of str to float or array, optional
+        Initial values by name of a differential variable or a memory, or of an entry (``"v[2]"``). They replace those
+        of the model and do not depend on the parameters. Algebraic variables and the other memories follow from them.
+        An array gives all values that `HybridModel.initial` states, in order. Values of variables that constraints or
+        initial equations determine must agree with these.
+    start_mode : Mode or str, optional
+        Initial mode. The values that the model states hold for the variables that this mode has; `x0` gives the others.
+    wrt : str or sequence of str, optional
+        Initial values ``"x(0)"``, or entries ``"v(0)[2]"``, that become parameters of the result, after those of the
+        model: functions differentiate by them if `wrt` names them. Other names are ignored.
+
+    Returns
+    -------
+    HybridSystem
+        The system itself if nothing changes.
+
+    Raises
+    ------
+    ParameterError
+        A name is unknown, or a value is missing or not finite.
+    UnsupportedError
+        The system has no statement of its own.
+
+    Examples
+    --------
+    >>> import dae_hybrid as dh
+    >>> m = dh.HybridModel("decay")
+    >>> k, x = m.parameter("k", 1.0), m.differential("x")
+    >>> m.initial(m.mode("run", ode={x: -k * x}), {x: 1.0})
+    >>> m.functional("end", terminal=x)
+    >>> system = dh.started(m.build(), x0={"x": 2.0}, wrt="x(0)")
+    >>> system.parameters.names
+    ('k', 'x(0)')
+    >>> dh.adjoint_gradient(system, (0, 1), "end", wrt=["x(0)"], rtol=1e-10).gradient.round(6)
+    array([0.367879])
+    """
+    if not _changes(x0, start_mode, wrt):
+        return system
+    choice = StartChoice.of(system, x0, start_mode, wrt)
+    return choice.system_at(choice.single(x0))
+
+
+def parted(
+    system: HybridSystem, x0: ParameterTable, start_mode: Mode | str | None, wrt: object
+) -> tuple[HybridSystem, Mapping[str, Array] | None]:
+    """Return a system with the parameters by which a call differentiates, and what remains of `x0`."""
+    if not _changes(x0, start_mode, wrt):
+        return system, None
+    choice = StartChoice.of(system, x0, start_mode, wrt)
+    values = choice.single(x0)
+    return choice.base_at(values), choice.rest(values)
+
+
+def _changes(x0: ParameterTable, start_mode: Mode | str | None, wrt: object) -> bool:
+    """Whether a call may start elsewhere, or differentiate by an initial value."""
+    return x0 is not None or start_mode is not None or any("(0)" in name for name in _names(wrt))
+
+
+def _names(wrt: object) -> list[str]:
+    """The names in `wrt`, which is checked elsewhere."""
+    given = [wrt] if isinstance(wrt, str) else wrt if isinstance(wrt, Iterable) else ()
+    return [name for name in given if isinstance(name, str)]
+
+
+@dataclass(frozen=True, eq=False)
+class StartChoice:
+    """The initial values that a call gives, and the system with the parameters by which it differentiates.
+
+    Attributes
+    ----------
+    base : HybridSystem
+        The system, or its copy with initial values as parameters.
+    system : HybridSystem
+        `base` with the initial map of the call.
+    layout : Layout
+        The given values, in order.
+    starts : Starts or None
+        Those that are numbers of the initial map, and `numbers`, their places in the layout.
+    parameters : tuple of (int, int)
+        Place in the layout and index of the parameter of the others.
+    """
+
+    original: HybridSystem
+    mode: str
+    wrt: tuple[str, ...]
+    base: HybridSystem
+    system: HybridSystem
+    layout: Layout
+    starts: Starts | None
+    numbers: tuple[int, ...]
+    parameters: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(
+        cls, system: HybridSystem, x0: Any, start_mode: Mode | str | None = None, wrt: object = None
+    ) -> StartChoice:
+        """Choose the values that `x0` gives, a table or names, for a call that differentiates by `wrt`.
+
+        Raises
+        ------
+        ParameterError
+            A name is unknown, given twice, or has no value that could be replaced.
+        """
+        original = base = check_built(system)
+        mode = initial_mode(base, start_mode)
+        legal, stated = _legal(base, mode), _stated(base, mode)
+        layout = _chosen(base, mode, legal, stated, x0)
+        entries = _entries(legal, layout)
+        named = _differentiated(base, legal, wrt)
+        loose = [name for name in named if name not in stated and len(entries.get(name, ())) < _size(legal, name)]
+        if loose:
+            raise ParameterError(
+                f"wrt: the model gives {', '.join(loose)} no initial value.",
+                variables=loose,
+                remedy=f"It gives those of {', '.join(stated) or 'none'}; x0= gives others.",
+            )
+        if base.initial.moved:
+            named = tuple(dict.fromkeys((*named, *entries)))
+        if named:
+            extra = tuple(name for name in entries if name not in base.initial.given)
+            replaced = {name: tuple(entries.get(name, ())) for name in named}
+            key = ("start parameters", mode, tuple(replaced.items()), extra)
+            base = _kept(base, key, lambda: with_parameters(original, _origin(original), mode, replaced, extra))
+        own, rest = base, Layout.of((n, s) for n, s in layout.blocks if _variable(legal, n) not in named)
+        missing = [(_variable(legal, n), n) for n in rest.names if _variable(legal, n) not in base.initial.given]
+        states = base.modes[mode].differential
+        extra = tuple(dict.fromkeys(name if name in states else label for name, label in missing))
+        if extra or mode != base.initial.mode:
+            key = ("start", mode, extra)
+            own = _kept(base, key, lambda: with_values(base, _origin(base), mode, extra))
+        parameters, numbers = [], []
+        for k, label in enumerate(layout.labels()):
+            name, entry = _place(legal, label)
+            if name in named:
+                parameters.append((k, base.parameters[f"{name}(0)"].start + entry))
+            else:
+                numbers.append(k)
+        starts = Starts.of(own, rest) if rest.size else None
+        return cls(
+            original, base.modes[mode].name, tuple(f"{name}(0)" for name in named), base, own, layout, starts,
+            tuple(numbers), tuple(parameters),
+        )  # fmt: skip
+
+    def read(self, x0: ParameterTable) -> Array:
+        """Return a table of given values as rows, (N, n)."""
+        return np.zeros((1, 0)) if x0 is None else read_table("x0", x0, self.layout, None)
+
+    def single(self, x0: ParameterTable) -> Array:
+        """Return the given values of a single run."""
+        table = None if x0 is None else as_columns(x0)
+        rows = self.read(table if table is None or isinstance(table, Mapping) else np.atleast_2d(table))
+        if len(rows) != 1 or not np.isfinite(rows).all():
+            raise ParameterError(f"x0: the finite initial values of one run are needed, got {rows}.")
+        return rows[0]
+
+    def tables(self, parameters: ParameterTable, x0: ParameterTable) -> tuple[Array, Array | None]:
+        """Return the parameters of many runs, and their numbers of the initial map, None if there are none.
+
+        Raises
+        ------
+        ParameterError
+            Wrong names, shapes or types, or different numbers of runs.
+        """
+        base, given = self.base, as_columns(parameters)
+        layout = Layout(base.parameters.blocks[: len(base.parameters.blocks) - base.hidden_blocks])
+        if isinstance(given, Mapping) or (base.hidden and np.shape(given)[1:] == (base.parameters.size,)):
+            layout = base.parameters
+        sets = read_table("parameters", given, layout, base.nominal[: layout.size])
+        if sets.shape[1] < base.nominal.size:
+            sets = np.hstack((sets, np.broadcast_to(base.nominal[layout.size :], (len(sets), base.hidden))))
+        if x0 is None:
+            return sets, None
+        rows = self.read(x0)
+        if self.parameters:
+            whole = side_by_side(sets, rows)
+            sets, rows = whole[:, : sets.shape[1]].copy(), whole[:, sets.shape[1] :]
+            places, indices = zip(*self.parameters, strict=True)
+            sets[:, list(indices)] = rows[:, list(places)]
+        return sets, rows[:, list(self.numbers)] if self.starts is not None else None
+
+    def nominal(self, values: Array) -> Array:
+        """Return the nominal parameters with given values, of `layout`."""
+        found = self.base.nominal.copy()
+        for place, index in self.parameters:
+            found[index] = values[place]
+        found.flags.writeable = False
+        return found
+
+    def system_at(self, values: Array) -> HybridSystem:
+        """Return the system with given values, of `layout`."""
+        found = self.system if self.starts is None else self.starts.system(values[list(self.numbers)])
+        if found is self.base:
+            return self.base_at(values)
+        reduced = self._reduced(values)
+        return replace(found, nominal=self.nominal(values), remake=lambda: reduced)
+
+    def base_at(self, values: Array) -> HybridSystem:
+        """Return `base` with given values that are parameters; `rest` are the others."""
+        if self.base is self.original:
+            return self.original
+        remake = _OriginAtStart(cast(Origin, self.base.remake), self._reduced(values))
+        return replace(self.base, nominal=self.nominal(values), remake=remake)
+
+    def rest(self, values: Array) -> dict[str, Array] | None:
+        """Return given values that are no parameters, by name; None if there are none."""
+        starts = None if self.starts is None else self.starts.layout.names
+        return None if starts is None else {name: values[self.layout[name]] for name in starts}
+
+    @property
+    def carrier(self) -> HybridSystem:
+        """`system`, to be pickled without values."""
+        if self.system is self.original:
+            return self.original
+        reduced = _carrier_again, (self.original, self.layout.names, self.mode, self.wrt)
+        if self.system is self.base:
+            return replace(self.base, remake=_OriginAtStart(cast(Origin, self.base.remake), reduced))
+        return replace(self.system, remake=lambda: reduced)
+
+    def _reduced(self, values: Array) -> tuple[Any, ...]:
+        pieces = {label: values[self.layout[label]] for label in self.layout.names}
+        return _started_again, (self.original, pieces, self.mode, self.wrt)
+
+
+class _OriginAtStart(Origin):
+    """The origin of a system with initial values as parameters; its pickle contains the original system."""
+
+    def __init__(self, origin: Origin, reduced: tuple[Any, ...]) -> None:
+        self.model, self.options, self._reduced = origin.model, origin.options, reduced
+
+    def __call__(self) -> tuple[Any, ...]:
+        """Value of `__reduce__` of the system."""
+        return self._reduced
+
+
+def _started_again(
+    system: HybridSystem, values: Mapping[str, Array], mode: str, wrt: tuple[str, ...]
+) -> HybridSystem:
+    """Restore the system of a pickle."""
+    return started(system, x0=values or None, start_mode=mode, wrt=wrt)
+
+
+def _carrier_again(system: HybridSystem, names: Sequence[str], mode: str, wrt: tuple[str, ...]) -> HybridSystem:
+    """Restore the system of a pickle without values."""
+    return StartChoice.of(system, dict.fromkeys(names) or None, mode, wrt).carrier
+
+
+def _kept(system: HybridSystem, key: tuple[Any, ...], make: Callable[[], HybridSystem]) -> HybridSystem:
+    """Return a system that is made once and kept with another one."""
+    with _building:
+        kept = system.graph.cache
+        if key not in kept:
+            kept[key] = make()
+        found: HybridSystem = kept[key]
+        return found
+
+
+def _origin(system: HybridSystem) -> Origin:
+    if not isinstance(system.remake, Origin):
+        raise UnsupportedError(
+            f"Other initial values of '{system.name}' need its statement, and it is a system derived from another.",
+            remedy="Pass the system that build() returned.",
+        )
+    return system.remake
+
+
+# -- names ------------------------------------------------------------------------------------------------------
+
+
+def _legal(system: HybridSystem, mode: int) -> Layout:
+    """The variables and memories that have an initial value in a mode."""
+    own = system.modes[mode].differential.blocks
+    memories = ((name, size) for name, size in system.memory.blocks if system.signal(name) is None)
+    return Layout((*own, *memories))
+
+
+def _stated(system: HybridSystem, mode: int) -> tuple[str, ...]:
+    """Those that the model states explicitly, also for other modes."""
+    initial, legal = system.initial, _legal(system, mode)
+    found = [name for name in initial.given.names if name in legal]
+    if isinstance(system.remake, Origin):
+        memories = (d for d in system.remake.model.of_kind("memory") if d.initial is not None)
+        found += [d.name for d in memories if d.name in legal]
+    return tuple(found)
+
+
+def _chosen(system: HybridSystem, mode: int, legal: Layout, stated: Sequence[str], x0: Any) -> Layout:
+    """The layout of the values in a table: those of variables with stated values first, in their order."""
+    if x0 is None:
+        return Layout(())
+    table, where = as_columns(x0), system.modes[mode].name
+    sizes = dict(legal.blocks)
+    if not hasattr(table, "keys"):
+        return Layout(tuple((n, sizes[n]) for n in stated if n in system.modes[mode].differential))
+    names = list(table)
+    labels = {label: 1 for label in legal.labels()} | sizes
+    unknown = [name for name in names if name not in labels]
+    if unknown:
+        raise ParameterError(
+            f"x0: {', '.join(map(repr, unknown))} is no variable or memory with an initial value.",
+            mode=where,
+            variables=[str(name) for name in unknown],
+            remedy=f"Those are {', '.join(legal.names) or 'none'}; algebraic variables follow from equations.",
+        )
+    places = [[legal.labels().index(label) for label in Layout(((n, labels[n]),)).labels()] for n in names]
+    flat = [place for own in places for place in own]
+    if len(set(flat)) < len(flat):
+        raise ParameterError(f"x0 gives a value twice: {', '.join(map(repr, names))}.", mode=where)
+    order = {name: k for k, name in enumerate(stated)}
+    names = sorted(names, key=lambda n: (order.get(_variable(legal, n), len(order)), min(places[names.index(n)])))
+    layout = Layout(tuple((name, labels[name]) for name in names))
+    for name, entries in _entries(legal, layout).items():
+        if name not in stated and len(entries) < sizes[name]:
+            raise ParameterError(
+                f"x0: the model gives '{name}' no initial value, so that x0 needs all of its entries.",
+                mode=where,
+                variables=[name],
+            )
+    return layout
+
+
+def _variable(legal: Layout, label: str) -> str:
+    """The variable of a name or of the label of an entry."""
+    return label if label in legal else _place(legal, label)[0]
+
+
+def _place(legal: Layout, label: str) -> tuple[str, int]:
+    """The variable and the entry of a label."""
+    if label in legal:
+        return label, 0
+    at = legal.labels().index(label)
+    name = next(n for n in legal.names if legal[n].start <= at < legal[n].stop)
+    return name, at - legal[name].start
+
+
+def _entries(legal: Layout, layout: Layout) -> dict[str, list[int]]:
+    """The given entries of every variable."""
+    found: dict[str, list[int]] = {}
+    for label in layout.labels():
+        name, entry = _place(legal, label)
+        found.setdefault(name, []).append(entry)
+    return {name: sorted(entries) for name, entries in found.items()}
+
+
+def _size(legal: Layout, name: str) -> int:
+    return legal[name].stop - legal[name].start
+
+
+def _differentiated(system: HybridSystem, legal: Layout, wrt: object) -> tuple[str, ...]:
+    """The variables whose initial values a call differentiates by, and that are not parameters yet."""
+    found = map(INITIAL_VALUE.fullmatch, _names(wrt))
+    names = [match.group(1) for match in found if match]
+    return tuple(dict.fromkeys(n for n in names if n in legal and f"{n}(0)" not in system.parameters))
+
+
+# -- numbers in the initial map ---------------------------------------------------------------------------------
+
+
+class Starts:
+    """Initial states of a system's runs as functions of chosen initial values, ordered as in `layout`."""
+
+    def __init__(self, system: HybridSystem, layout: Layout) -> None:
+        self._system, self.layout = system, layout
+        initial, labels = system.initial, layout.labels()
+        given, held = list(initial.given.labels()), list(initial.held.labels())
+        self._values = [k for k, label in enumerate(labels) if label not in held]
+        self._places = tuple(given.index(labels[k]) for k in self._values)
+        self._held = [labels.index(label) for label in held]
+
+    @classmethod
+    def of(cls, system: HybridSystem, layout: Layout) -> Starts:
+        """Starts with these values; one for all calls.
+
+        Raises
+        ------
+        UnsupportedError
+            The initial state is projected onto constraints (`project=`).
+        """
+        if system.initial.moved:
+            raise UnsupportedError(
+                "Initial values cannot be given for a start that is moved onto constraints (project=).",
+                mode=system.modes[system.initial.mode].name,
+                remedy="Make the initial values parameters of the model.",
+            )
+        found: Starts = system.graph.cache.setdefault(("starts", layout), cls(system, layout))
+        return found
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return self.layout.size
+
+    def system(self, values: Array) -> HybridSystem:
+        """Return the system with these initial values."""
+        held = values[self._held] if self._held else None
+        initial = self._system.initial.at(self._places, values[self._values], held)
+        return replace(self._system, initial=initial, graph=self._graph)
+
+    @cached_property
+    def _graph(self) -> TransitionGraph:
+        """The graph without the compiled initial point, which is that of the model's own values."""
+        graph = self._system.graph
+        if graph.ends is None or graph.ends.origin is None:
+            return graph
+        return replace(graph, ends=replace(graph.ends, origin=None), cache={})
+
+    @cached_property
+    def origin(self) -> NativeFunction | None:
+        """`BoundaryFunctions.origin` with the values appended to the parameters; None if it is not compiled."""
+        system = self._system
+        explicit = None if self._held else system.initial.explicit_at(self._places)
+        if explicit is None or system.signals or system.graph.ends is None:
+            return None
+        mode = system.modes[system.initial.mode]
+        e, n_p = mode.equations, system.parameters.size
+        sizes = (("t", 1), ("x", e.n), ("m", e.n_memory), ("p", n_p + self.size))
+        t, _, _, p = inputs = [ca.MX.sym(name, size) for name, size in sizes]
+        given = [t, ca.MX.zeros(e.n_memory), p[:n_p], p[n_p:]]
+        start, by_p = explicit[0].function.call(given), explicit[1].function.call(given)[1]
+        entry = mode.kernels["entry"].function.call([t, *start, p[:n_p]])
+        origin = ca.Function("origin_at", inputs, [ca.densify(v) for v in (*start, *entry, by_p)])
+        found = compile_functions({"origin": origin}, native=system.native)[0]["origin"]
+        return found if found.address is not None else None
