@@ -106,7 +106,8 @@ class HostFunction:
         self._fixed = system.parameter_vector(parameters)
         self._workers = cores() if workers is None else workers
         self._call: dict[str, Any] = {"adapter": adapter, "strict": strict, "workers": workers, **options}
-        self._start, self._wrt = {"x0": x0, "start_mode": start_mode}, wrt if wrt is None or isinstance(wrt, str) else list(wrt)
+        self._start: dict[str, Any] = {"x0": x0, "start_mode": start_mode}
+        self._wrt = wrt if wrt is None or isinstance(wrt, str) else list(wrt)
         self._map: OutputMap | None = None
         if outputs is not None:
             self._names = _names(outputs)

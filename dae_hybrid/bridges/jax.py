@@ -39,11 +39,11 @@ def reverse_mode(system: HybridSystem, t_span: Sequence[float], **arguments: Unp
     t_eval : array, shape (n_t,), optional
         Output times, strictly increasing.
     wrt : str or sequence of str, optional
-        Parameters that are the inputs of the function; default all.
+        Parameters and initial values (``"x(0)"``) that are the inputs of the function; default all parameters.
     parameters : mapping or array, optional
         Values of the other parameters; default nominal.
-    x0 : mapping or array, optional
-        Initial values, as in `OutputMap`.
+    x0, start_mode
+        As in `simulate`.
     on_failure : {"nan", "raise"}
         Result of a run that fails, and of a derivative that does not exist, whose value remains: NaN (default), or an
         exception. JAX wraps an exception of its own around it. `JaxFunction.last_errors` has the typed errors in both

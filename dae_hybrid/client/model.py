@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from threading import Lock
 from typing import Any
@@ -22,10 +22,13 @@ from dae_hybrid.client.transport import Transport
 from dae_hybrid.client.typed_errors import warn
 from dae_hybrid.errors import ModelFileError, ParameterError, ServiceError, UnsupportedError
 from dae_hybrid.interface.gradient_check import GradientCheck
+from dae_hybrid.interface.parameter_sets import ParameterTable
 from dae_hybrid.interface.runs import Parameters
+from dae_hybrid.interface.starts import StartChoice
 from dae_hybrid.numerics.arrays import scalar
 from dae_hybrid.options import Options, check_time_span, check_times
 from dae_hybrid.sensitivity.results import ForwardSensitivity, Gradient
+from dae_hybrid.statement.declarations import Mode
 from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.trajectory.trajectory import Trajectory
@@ -139,7 +142,8 @@ class RemoteModel:
 
     def simulate(
         self, t_span: Sequence[float] | None = None, *, parameters: Parameters = None,
-        t_eval: ArrayLike | None = None, **options: Any,
+        x0: ParameterTable = None, start_mode: Mode | str | None = None, t_eval: ArrayLike | None = None,
+        **options: Any,
     ) -> Trajectory:  # fmt: skip
         """Simulate; see `dae_hybrid.simulate`.
 
@@ -147,7 +151,7 @@ class RemoteModel:
         ----------
         t_span : (float, float), optional
             Initial and final time.
-        parameters, t_eval, **options
+        parameters, x0, start_mode, t_eval, **options
             As in `dae_hybrid.simulate`; the options are `OPTIONS`.
 
         Returns
@@ -163,13 +167,15 @@ class RemoteModel:
         DaeHybridError
             The typed errors of `dae_hybrid.simulate`.
         """
-        body, call = self._call(t_span, parameters, options, t_eval)
+        start = self._start(x0, start_mode, None)
+        body, call = self._call(t_span, start, parameters, options, t_eval)
         answer = self._ask("simulate", body)
-        return decoded(trajectory_of, self.system, call, answer)
+        return decoded(trajectory_of, start.system, call, answer)
 
     def forward_sensitivity(
         self, t_span: Sequence[float] | None = None, *, wrt: str | Sequence[str] | None = None,
-        parameters: Parameters = None, t_eval: ArrayLike | None = None, strict: bool = True, **options: Any,
+        parameters: Parameters = None, x0: ParameterTable = None, start_mode: Mode | str | None = None,
+        t_eval: ArrayLike | None = None, strict: bool = True, **options: Any,
     ) -> ForwardSensitivity:  # fmt: skip
         """Simulate with forward sensitivities; see `dae_hybrid.forward_sensitivity` and `simulate`.
 
@@ -178,40 +184,55 @@ class RemoteModel:
         DerivativeWarning
             As in the library; with ``strict=False``, also if a condition for the derivatives fails.
         """
-        body, call = self._call(t_span, parameters, options, t_eval)
-        answer = self._ask("forward", body | self._wrt(wrt) | {"strict": strict})
-        return decoded(forward_sensitivity_of, self.system, call, answer)
+        start = self._start(x0, start_mode, wrt)
+        body, call = self._call(t_span, start, parameters, options, t_eval)
+        answer = self._ask("forward", body | start.wrt(wrt) | {"strict": strict})
+        return decoded(forward_sensitivity_of, start.system, call, answer)
 
     def adjoint_gradient(
         self, t_span: Sequence[float] | None = None, functional: str | None = None, *,
-        wrt: str | Sequence[str] | None = None, parameters: Parameters = None, strict: bool = True, **options: Any,
+        wrt: str | Sequence[str] | None = None, parameters: Parameters = None, x0: ParameterTable = None,
+        start_mode: Mode | str | None = None, strict: bool = True, **options: Any,
     ) -> Gradient:  # fmt: skip
         """Compute the gradient of a functional; see `dae_hybrid.adjoint_gradient`.
 
         The result holds the gradient, the diagnostics, and the end of the run; its outputs and events, and adjoint
         variables, stay with the service.
         """
-        body, call = self._call(t_span, parameters, options)
+        start = self._start(x0, start_mode, wrt)
+        body, call = self._call(t_span, start, parameters, options)
         name = self.system.functional_name(functional)
-        answer = self._ask("gradient", body | self._wrt(wrt) | {"functional": name, "strict": strict})
-        return decoded(gradient_of, self.system, call, answer)
+        answer = self._ask("gradient", body | start.wrt(wrt) | {"functional": name, "strict": strict})
+        return decoded(gradient_of, start.system, call, answer)
 
     def check_gradient(
         self, t_span: Sequence[float] | None = None, functional: str | None = None, *,
-        wrt: str | Sequence[str] | None = None, parameters: Parameters = None, **options: Any,
+        wrt: str | Sequence[str] | None = None, parameters: Parameters = None, x0: ParameterTable = None,
+        start_mode: Mode | str | None = None, **options: Any,
     ) -> GradientCheck:  # fmt: skip
         """Compare forward, adjoint and finite-difference gradients; see `dae_hybrid.check_gradient`."""
-        body, _ = self._call(t_span, parameters, options)
+        start = self._start(x0, start_mode, wrt)
+        body, _ = self._call(t_span, start, parameters, options)
         name = self.system.functional_name(functional)
-        answer = self._ask("check", body | self._wrt(wrt) | {"functional": name})
+        answer = self._ask("check", body | start.wrt(wrt) | {"functional": name})
         return decoded(checked_gradients_of, answer)
 
+    def _start(self, x0: ParameterTable, start_mode: Mode | str | None, wrt: str | Sequence[str] | None) -> _Start:
+        """The start of a call, checked as the library does."""
+        choice = StartChoice.of(self.system, x0, start_mode, wrt)
+        values, entries = choice.single(x0), dict[str, Any]()
+        if choice.layout.size:
+            entries["x0"] = {name: plain(scalar(values[choice.layout[name]])) for name in choice.layout.names}
+        if start_mode is not None:
+            entries["start_mode"] = choice.mode
+        return _Start(choice.system_at(values), entries)
+
     def _call(
-        self, t_span: Sequence[float] | None, parameters: Parameters, options: Mapping[str, Any],
+        self, t_span: Sequence[float] | None, start: _Start, parameters: Parameters, options: Mapping[str, Any],
         t_eval: ArrayLike | None = None,
     ) -> tuple[dict[str, Any], Options]:  # fmt: skip
         """Check the arguments as the library does; return the body of the request, and all options of the run."""
-        system, span = self.system, self.t_span if t_span is None else t_span
+        system, span = start.system, self.t_span if t_span is None else t_span
         if span is None:
             raise ParameterError(f"The model {self.name!r} has no default interval; t_span is required.")
         ends = check_time_span(span)
@@ -224,24 +245,33 @@ class RemoteModel:
             )
         checked = Options.of(self.defaults | dict(options))
         given = {name: plain(getattr(checked, name)) for name in options if options[name] is not None}
-        body: dict[str, Any] = {"t_span": list(ends), **given}
+        body: dict[str, Any] = {"t_span": list(ends), **given, **start.entries}
         if parameters is not None:
             p = system.parameter_vector(parameters)
-            body["parameters"] = {name: plain(scalar(p[part])) for name, part in _parts(system)}
+            body["parameters"] = {name: plain(scalar(p[part])) for name, part in _parts(self.system)}
         if times is not None:
             body["t_eval"] = times.tolist()
         return body, checked
-
-    def _wrt(self, wrt: str | Sequence[str] | None) -> dict[str, Any]:
-        if wrt is None:
-            return {}
-        labels = self.system.parameters.labels()
-        return {"wrt": [labels[i] for i in self.system.parameter_indices(wrt)]}
 
     def _ask(self, action: str, body: Mapping[str, Any]) -> dict[str, Any]:
         answer = self._transport.json(f"/v1/models/{self.name}/{action}", body)
         warn(answer, CALLER)
         return answer
+
+
+@dataclass(frozen=True)
+class _Start:
+    """The system with the start of a call, and the entries of a request that say so."""
+
+    system: HybridSystem
+    entries: Mapping[str, Any]
+
+    def wrt(self, names: str | Sequence[str] | None) -> dict[str, Any]:
+        """The entry of a request for the parameters to differentiate by."""
+        if names is None:
+            return {}
+        labels = self.system.parameters.labels()
+        return {"wrt": [labels[i] for i in self.system.parameter_indices(names)]}
 
 
 def _parts(system: HybridSystem) -> list[tuple[str, slice]]:

@@ -15,7 +15,6 @@ from dae_hybrid.compile.initial_functions import build_initial
 from dae_hybrid.compile.origin import Origin
 from dae_hybrid.compile.relations import with_relations
 from dae_hybrid.errors import ModelError, ParameterError
-from dae_hybrid.layout import Layout
 from dae_hybrid.statement.declarations import Declaration
 from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.system.system import HybridSystem

@@ -69,7 +69,7 @@ def ensemble(
 
     Parameters
     ----------
-    system, t_span, functional, gradient, wrt, t_eval, adapter, strict, duality, **options
+    system, t_span, start_mode, functional, gradient, wrt, t_eval, adapter, strict, duality, **options
         As in `batch`.
     parameters, x0
         As in `batch`, but every value must be finite.

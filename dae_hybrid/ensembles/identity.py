@@ -18,6 +18,7 @@ from dae_hybrid.codegen.compiler import compiler_version
 from dae_hybrid.compile.origin import Origin
 from dae_hybrid.errors import UnsupportedError
 from dae_hybrid.interface.prepared_case import CheckedCall
+from dae_hybrid.interface.starts import as_built
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.statement.pickling import packed, unpacked
 
@@ -46,9 +47,10 @@ def identity(case: CheckedCall, strict: bool, duality: bool | float) -> dict[str
         The model calls functions outside of its expressions, or an option is a function that cannot be compared.
     """
     system, setup = case.system, case.setup
-    if not isinstance(system.remake, Origin):
+    original, start = as_built(system)
+    if not isinstance(original.remake, Origin):
         raise UnsupportedError(f"Model '{system.name}' cannot be compared with that of a store.")
-    _, (content, expressions, build) = system.remake()
+    _, (content, expressions, build) = original.remake()
     facts: dict[str, Any] = {
         "model": system.name,
         "parameters": system.parameters.labels(),
@@ -69,6 +71,8 @@ def identity(case: CheckedCall, strict: bool, duality: bool | float) -> dict[str
         "strict": strict,
         "duality": duality,
     }
+    if original is not system:
+        facts["start"] = list(start)
     options = {f"option {f.name}": _plain(f.name, getattr(setup.options, f.name)) for f in fields(setup.options)}
     facts |= options | {f"version of {name}": text for name, text in versions().items()}
     restored: dict[str, Any] = json.loads(json.dumps(facts))

@@ -18,10 +18,10 @@ from dae_hybrid.interface.crews import Completed, carry_out
 from dae_hybrid.interface.parameter_sets import ParameterTable, side_by_side
 from dae_hybrid.interface.prepared_case import Analysis, CheckedCall, Single, check_analysis, functional_names
 from dae_hybrid.interface.registry import for_call
+from dae_hybrid.interface.starts import StartChoice
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import positive_integer
 from dae_hybrid.port.native_batch import DONE, Outcomes, worded
-from dae_hybrid.interface.starts import StartChoice
 from dae_hybrid.statement.declarations import Mode
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import html, in_short
@@ -110,9 +110,9 @@ def batch(
 
 def checked_table(
     system: HybridSystem, t_span: Sequence[float], parameters: ParameterTable, x0: ParameterTable,
-    start_mode: Mode | str | None, *,
-    functional: str | Sequence[str] | None, gradient: Literal["forward", "adjoint", True] | None, wrt: str | Sequence[str] | None, t_eval: ArrayLike | None, adapter: str, strict: bool, duality: bool | float,
-    options: RunOptions,
+    start_mode: Mode | str | None, *, functional: str | Sequence[str] | None,
+    gradient: Literal["forward", "adjoint", True] | None, wrt: str | Sequence[str] | None, t_eval: ArrayLike | None,
+    adapter: str, strict: bool, duality: bool | float, options: RunOptions,
 ) -> tuple[CheckedCall, Array]:  # fmt: skip
     """Check the arguments of many runs; return the call and its inputs, (N, n_given)."""
     system = for_call(system, adapter, options)

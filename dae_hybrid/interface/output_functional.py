@@ -16,11 +16,10 @@ import numpy as np
 from dae_hybrid.compile.origin import Origin
 from dae_hybrid.errors import ParameterError, UnsupportedError
 from dae_hybrid.interface.prepared import Prepared, prepare
+from dae_hybrid.interface.starts import started
 from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.interface.starts import started
-from dae_hybrid.statement.declarations import Mode
-from dae_hybrid.statement.declarations import Functional, Series
+from dae_hybrid.statement.declarations import Functional, Mode, Series
 from dae_hybrid.statement.expressions import free_name
 from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.system.system import HybridSystem
@@ -90,7 +89,7 @@ class OutputFunctional:
         x0: Mapping[str, Array] | None, start_mode: Mode | str | None,
     ) -> None:  # fmt: skip
         self._original, self.times, self._names, self._outputs = system, times, names, outputs
-        self._start = {"x0": x0, "start_mode": start_mode}
+        self._start: dict[str, Any] = {"x0": x0, "start_mode": start_mode}
         self.name = free_name("outputs", origin_of(system).model.declarations)
         self._idle: list[_WeightedSystem] = []
 
@@ -161,4 +160,3 @@ def _measured(template: HybridSystem, times: Array, weights: Array) -> HybridSys
     # tables of compiled code in the cache refer to the weights: it is not shared
     graph = replace(template.graph, ends=ends, cache={})
     return replace(template, measurements=measurements, graph=graph, remake=None)
-

@@ -17,11 +17,11 @@ from dae_hybrid.interface.api import RunOptions, forward_sensitivity, simulate
 from dae_hybrid.interface.output_functional import OutputFunctional, outputs_of
 from dae_hybrid.interface.parameter_sets import ParameterTable
 from dae_hybrid.interface.runs import Parameters, RunBuilder
+from dae_hybrid.interface.starts import parted, started
 from dae_hybrid.numeric_input import real_array
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.sensitivity.forward import TangentState
 from dae_hybrid.sensitivity.results import ForwardSensitivity
-from dae_hybrid.interface.starts import parted, started
 from dae_hybrid.statement.declarations import Mode
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.system import HybridSystem, check_built

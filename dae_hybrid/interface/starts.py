@@ -30,6 +30,8 @@ from dae_hybrid.system.system import HybridSystem, check_built
 
 #: an initial value among parameters: ``x(0)``, or ``x(0)[2]`` of a vector
 INITIAL_VALUE = re.compile(r"(.*)\(0\)(?:\[\d+\])?", re.DOTALL)
+#: largest number of systems with other starts that are kept with a system
+MOST_KEPT = 64
 _building = RLock()
 
 
@@ -142,9 +144,7 @@ class StartChoice:
     parameters: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(
-        cls, system: HybridSystem, x0: Any, start_mode: Mode | str | None = None, wrt: object = None
-    ) -> StartChoice:
+    def of(cls, system: HybridSystem, x0: Any, start_mode: Mode | str | None = None, wrt: object = None) -> StartChoice:
         """Choose the values that `x0` gives, a table or names, for a call that differentiates by `wrt`.
 
         Raises
@@ -177,8 +177,7 @@ class StartChoice:
         states = base.modes[mode].differential
         extra = tuple(dict.fromkeys(name if name in states else label for name, label in missing))
         if extra or mode != base.initial.mode:
-            key = ("start", mode, extra)
-            own = _kept(base, key, lambda: with_values(base, _origin(base), mode, extra))
+            own = _kept(base, ("start", mode, extra), lambda: with_values(base, _origin(base), mode, extra))
         parameters, numbers = [], []
         for k, label in enumerate(layout.labels()):
             name, entry = _place(legal, label)
@@ -283,11 +282,18 @@ class _OriginAtStart(Origin):
         return self._reduced
 
 
-def _started_again(
-    system: HybridSystem, values: Mapping[str, Array], mode: str, wrt: tuple[str, ...]
-) -> HybridSystem:
+def _started_again(system: HybridSystem, values: Mapping[str, Array], mode: str, wrt: tuple[str, ...]) -> HybridSystem:
     """Restore the system of a pickle."""
     return started(system, x0=values or None, start_mode=mode, wrt=wrt)
+
+
+def as_built(system: HybridSystem) -> tuple[HybridSystem, tuple[str, ...]]:
+    """Return the system that `build` returned, and the initial mode and the parameters that a call has changed."""
+    reduced = None if system.remake is None else system.remake()
+    if reduced is None or reduced[0] is not _carrier_again:
+        return system, ()
+    original, _, mode, wrt = reduced[1]
+    return original, (mode, *wrt)
 
 
 def _carrier_again(system: HybridSystem, names: Sequence[str], mode: str, wrt: tuple[str, ...]) -> HybridSystem:
@@ -298,10 +304,11 @@ def _carrier_again(system: HybridSystem, names: Sequence[str], mode: str, wrt: t
 def _kept(system: HybridSystem, key: tuple[Any, ...], make: Callable[[], HybridSystem]) -> HybridSystem:
     """Return a system that is made once and kept with another one."""
     with _building:
-        kept = system.graph.cache
-        if key not in kept:
-            kept[key] = make()
-        found: HybridSystem = kept[key]
+        kept: dict[Any, HybridSystem] = system.graph.cache.setdefault("started", {})
+        found = kept.pop(key, None) or make()
+        kept[key] = found  # the latest one comes last
+        if len(kept) > MOST_KEPT:
+            del kept[next(iter(kept))]
         return found
 
 

@@ -15,6 +15,7 @@ from dae_hybrid.ensembles.worker import cancellation_of
 from dae_hybrid.errors import DaeHybridError, OptionError, ParameterError
 from dae_hybrid.interface.api import adjoint_gradient, forward_sensitivity, simulate
 from dae_hybrid.interface.gradient_check import check_gradient
+from dae_hybrid.interface.starts import started
 from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.records import EventRecord
@@ -148,8 +149,10 @@ def parameters_of(system: HybridSystem, given: Mapping[str, Any]) -> Array:
         raise at_path(error, "/parameters") from None
 
 
-def arguments_of(model: LoadedModel, call: dict[str, Any], limits: Limits) -> tuple[list[float], dict[str, Any]]:
-    """Interval and keyword arguments of a run."""
+def arguments_of(
+    model: LoadedModel, call: dict[str, Any], limits: Limits
+) -> tuple[HybridSystem, list[float], dict[str, Any]]:
+    """System with the start of a run, interval and keyword arguments."""
     span = span_of(model, call.pop("t_span", None))
     options = model.defaults | call
     options["max_steps"] = min(options.get("max_steps", limits.max_steps), limits.max_steps)
@@ -161,7 +164,10 @@ def arguments_of(model: LoadedModel, call: dict[str, Any], limits: Limits) -> tu
         if points > limits.max_outputs:
             raise at_path(OptionError(f"points must be at most {limits.max_outputs}, got {points}."), "/points")
         options["t_eval"] = np.linspace(span[0], span[1], points)
-    return span, options
+    system = started(
+        model.system, x0=options.pop("x0", None), start_mode=options.pop("start_mode", None), wrt=options.get("wrt")
+    )
+    return system, span, options
 
 
 def span_of(model: LoadedModel, given: Sequence[float] | None) -> list[float]:
@@ -191,19 +197,19 @@ def _check_rows(system: HybridSystem, rows: int, factor: int, limits: Limits, ev
 
 
 def _simulate(model: LoadedModel, call: dict[str, Any], limits: Limits) -> Result:
-    span, options = arguments_of(model, call, limits)
-    _check_rows(model.system, len(options.get("t_eval", ())), 1, limits)
-    sol = simulate(model.system, span, **options)
-    _check_rows(model.system, sol.t.size, 1, limits, sol.n_events)
+    system, span, options = arguments_of(model, call, limits)
+    _check_rows(system, len(options.get("t_eval", ())), 1, limits)
+    sol = simulate(system, span, **options)
+    _check_rows(system, sol.t.size, 1, limits, sol.n_events)
     return Result(_run(model, sol, sol.diagnostics), sol.columns)
 
 
 def _forward(model: LoadedModel, call: dict[str, Any], limits: Limits) -> Result:
-    span, options = arguments_of(model, call, limits)
-    factor = 1 + len(model.system.parameter_indices(options.get("wrt")))
-    _check_rows(model.system, len(options.get("t_eval", ())), factor, limits)
-    fsa = forward_sensitivity(model.system, span, **options)
-    _check_rows(model.system, fsa.t.size, factor, limits, fsa.trajectory.n_events)
+    system, span, options = arguments_of(model, call, limits)
+    factor = 1 + len(system.parameter_indices(options.get("wrt")))
+    _check_rows(system, len(options.get("t_eval", ())), factor, limits)
+    fsa = forward_sensitivity(system, span, **options)
+    _check_rows(system, fsa.t.size, factor, limits, fsa.trajectory.n_events)
     points = [p for p in fsa.trajectory.output_points if p.derivatives is not None]
     facts = _run(model, fsa.trajectory, fsa.diagnostics) | {
         "n_notes_of_run": len(fsa.trajectory.diagnostics),
@@ -222,8 +228,8 @@ def _forward(model: LoadedModel, call: dict[str, Any], limits: Limits) -> Result
 
 
 def _gradient(model: LoadedModel, call: dict[str, Any], limits: Limits) -> Result:
-    span, options = arguments_of(model, call, limits)
-    found = adjoint_gradient(model.system, span, options.pop("functional", None), **options)
+    system, span, options = arguments_of(model, call, limits)
+    found = adjoint_gradient(system, span, options.pop("functional", None), **options)
     facts = _about(model, found.trajectory, found.diagnostics) | {
         "n_notes_of_run": len(found.trajectory.diagnostics),
         "n_checks_of_run": len(found.trajectory.diagnostics.checks),
@@ -238,8 +244,8 @@ def _gradient(model: LoadedModel, call: dict[str, Any], limits: Limits) -> Resul
 
 
 def _check(model: LoadedModel, call: dict[str, Any], limits: Limits) -> Result:
-    span, options = arguments_of(model, call, limits)
-    found = check_gradient(model.system, span, options.pop("functional", None), **options)
+    system, span, options = arguments_of(model, call, limits)
+    found = check_gradient(system, span, options.pop("functional", None), **options)
     facts = {
         "model": model.name,
         "functional": found.functional,
@@ -268,13 +274,13 @@ def _about(model: LoadedModel, sol: Trajectory, diagnostics: Diagnostics) -> dic
     """Facts of a run without its outputs."""
     end, mode, x, memory = sol.final
     start = sol.start
-    first = model.system.modes.index(start.mode)
+    first = sol.system.modes.index(start.mode)
     return {
         "model": model.name,
         "t_span": list(sol.t_span),
         "t_end": end,
         "ended_by_event": sol.ended_by_event,
-        "parameters": named_values(model.system.parameters, sol.parameters),
+        "parameters": named_values(sol.system.parameters, sol.parameters),
         "functionals": dict(sol.functionals),
         "integrals": sol.integrals,
         "start": {
@@ -282,7 +288,7 @@ def _about(model: LoadedModel, sol: Trajectory, diagnostics: Diagnostics) -> dic
             "values": _state(sol, first, start.x, start.at.m),
             "rates": named_values(start.mode.variables, start.at.xdot),
         },
-        "final": {"mode": model.system.modes[mode].name, "values": _state(sol, mode, x, memory)},
+        "final": {"mode": sol.system.modes[mode].name, "values": _state(sol, mode, x, memory)},
         "accumulation": sol.accumulation,
         "n_segments": sol.parts.n_segments,
         "n_events": sol.n_events,
@@ -296,7 +302,7 @@ def _about(model: LoadedModel, sol: Trajectory, diagnostics: Diagnostics) -> dic
 
 def _run(model: LoadedModel, sol: Trajectory, diagnostics: Diagnostics) -> dict[str, Any]:
     """Facts of a run with its outputs and events."""
-    indices = {mode.name: i for i, mode in enumerate(model.system.modes)}
+    indices = {mode.name: i for i, mode in enumerate(sol.system.modes)}
     return _about(model, sol, diagnostics) | {
         "t": sol.t,
         "modes": sol.modes.tolist(),

@@ -25,9 +25,9 @@ from dae_hybrid.service.settings import Settings
 
 #: entries of a request that errors may begin with
 ENTRIES = (
-    "x0", "functional", "gradient", "wrt", "t_eval", "outputs", "t_span", "free", "local", "bounds", "scale", "priors",
-    "optimizer", "derivatives", "starts", "rtol", "atol", "max_step", "first_step", "max_steps", "max_order",
-    "max_events", "method", "simultaneous",
+    "x0", "start_mode", "functional", "gradient", "wrt", "t_eval", "outputs", "t_span", "free", "local", "bounds",
+    "scale", "priors", "optimizer", "derivatives", "starts", "rtol", "atol", "max_step", "first_step", "max_steps",
+    "max_order", "max_events", "method", "simultaneous",
 )  # fmt: skip
 
 
@@ -59,7 +59,8 @@ def ensemble_call(model: LoadedModel, body: EnsembleBody, settings: Settings) ->
     }  # fmt: skip
     with _located():
         case, _ = checked_table(
-            model.system, span, None, None, None, adapter="sundials", strict=True, duality=False, options=options, **call,
+            model.system, span, None, body.x0, body.start_mode, adapter="sundials", strict=True, duality=False,
+            options=options, **call,
         )  # fmt: skip
         layout = ResultLayout.of(case, body.outputs)
     numbers = layout.bytes_per_run // 8 + model.system.parameters.size
@@ -72,11 +73,11 @@ def ensemble_call(model: LoadedModel, body: EnsembleBody, settings: Settings) ->
         parameters = rows
     with _located():
         _, given = checked_table(
-            model.system, span, parameters, body.x0, None, adapter="sundials", strict=True, duality=False, options=options,
-            **call,
+            model.system, span, parameters, body.x0, body.start_mode, adapter="sundials", strict=True, duality=False,
+            options=options, **call,
         )  # fmt: skip
     _check_size(len(given), numbers, "/x0", settings)
-    further = {"parameters": parameters, "x0": body.x0, "outputs": body.outputs}
+    further = {"parameters": parameters, "x0": body.x0, "start_mode": body.start_mode, "outputs": body.outputs}
     return EnsembleCall(span, call | options | further, len(given))
 
 

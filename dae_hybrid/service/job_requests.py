@@ -8,6 +8,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from dae_hybrid.service.requests import (
     NUMBER,
+    WRT,
     Body,
     Interval,
     Names,
@@ -100,9 +101,10 @@ class EnsembleBody(JobBody):
         default_factory=dict, description="one value, or one per run, by name; others keep their nominal values"
     )
     x0: dict[str, Column] | None = Field(None, description="initial values by name, in the same forms")
+    start_mode: str | None = Field(None, description="initial mode of all runs; default that of the model")
     functional: Names | None = Field(None, description="functionals to report; default all")
     gradient: Analysis | None = Field(None, description="analysis of gradients, if any")
-    wrt: Names | None = Field(None, description="parameters to differentiate by; default all")
+    wrt: Names | None = Field(None, description=WRT)
     t_eval: Numbers | None = Field(None, description="output times, increasing")
     points: Annotated[int, Field(ge=2)] | None = Field(None, description="number of equidistant output times")
     outputs: Names | None = Field(None, description="variables to keep at the output times; default all")

@@ -54,8 +54,9 @@ Tolerance = Annotated[
     WithJsonSchema({"anyOf": [NUMBER, {"type": "object", "additionalProperties": NUMBER}]}),
 ]
 STRICT = "whether to refuse derivatives if a condition for them fails (default), or to return them with warnings"
+WRT = "parameters and initial values, x(0), to differentiate by; default all parameters"
 #: entries of a request that are not options of the run
-NOT_OPTIONS = ("parameters", "t_span", "t_eval", "points", "functional", "wrt", "strict")
+NOT_OPTIONS = ("parameters", "x0", "start_mode", "t_span", "t_eval", "points", "functional", "wrt", "strict")
 
 
 class Body(BaseModel):
@@ -88,7 +89,14 @@ class RunOptionsBody(Body):
     on_zeno: Literal["raise", "end"] | None = None
 
 
-class SimulateBody(RunOptionsBody):
+class SingleRunBody(RunOptionsBody):
+    """A single run, which may start elsewhere."""
+
+    x0: dict[str, Values] | None = Field(None, description="initial values by name, in place of those of the model")
+    start_mode: str | None = Field(None, description="initial mode; default that of the model")
+
+
+class SimulateBody(SingleRunBody):
     """A simulation."""
 
     t_eval: Numbers | None = Field(None, description="output times, increasing; by default every step")
@@ -98,15 +106,15 @@ class SimulateBody(RunOptionsBody):
 class ForwardBody(SimulateBody):
     """A simulation with forward sensitivities."""
 
-    wrt: Names | None = Field(None, description="parameters to differentiate by; default all")
+    wrt: Names | None = Field(None, description=WRT)
     strict: bool | None = Field(None, description=STRICT)
 
 
-class CheckBody(RunOptionsBody):
+class CheckBody(SingleRunBody):
     """A comparison of adjoint, forward and finite-difference gradients."""
 
     functional: str | None = Field(None, description="required if the model has several")
-    wrt: Names | None = Field(None, description="parameters to differentiate by; default all")
+    wrt: Names | None = Field(None, description=WRT)
 
 
 class GradientBody(CheckBody):

@@ -64,7 +64,7 @@ class FunctionalMap:
         if not self.names:
             raise at_path(ParameterError("The model has no functionals; outputs is required."), "/config/outputs")
         self.wrt, self.indices = _chosen(model, config)
-        self.span, self.options = arguments_of(model, config, limits)
+        _, self.span, self.options = arguments_of(model, config, limits)
         self.nominal: Array = self.options.pop("parameters")
         sizes = dict(system.functionals.blocks)
         self.rows: dict[str, slice] = {}
@@ -127,7 +127,7 @@ class TimesMap:
             raise at_path(OptionError("functional and outputs exclude each other."), "/config/functional")
         outputs = config.pop("outputs")
         self.wrt, self.indices = _chosen(model, config)
-        span, options = arguments_of(model, config, limits)
+        _, span, options = arguments_of(model, config, limits)
         self.nominal: Array = options.pop("parameters")
         self._map = OutputMap(model.system, span, outputs["t_eval"], outputs["variables"], wrt=self.wrt, **options)
         self.size = int(np.prod(self._map.shape))

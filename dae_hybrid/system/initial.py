@@ -166,8 +166,8 @@ class InitialMap:
                 if self.moved:
                     raise
                 if self.surplus:
-                    names = ", ".join(self.surplus)
-                    error.message += f" x0 gives {names}, which the model determines by its equations."
+                    given = ", ".join(self.surplus)
+                    error.message += f" x0 gives {given}, which the model determines by its equations."
                 error.remedy = (
                     "The initial conditions and the mode's equations do not agree, or Newton's method does not find "
                     "the values from where it starts: leave out what follows from other equations, or give guess=."
