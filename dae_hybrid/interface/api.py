@@ -13,8 +13,8 @@ from dae_hybrid.conditions.amplification import LOOSER, lost_digits
 from dae_hybrid.conditions.certify import attach_trajectory, check_derivative_conditions
 from dae_hybrid.conditions.error_estimate import SECOND_RUN_SHARE
 from dae_hybrid.errors import OptionError
-from dae_hybrid.interface.peaks import decide_peaks, simulated
 from dae_hybrid.interface.parameter_sets import ParameterTable
+from dae_hybrid.interface.peaks import decide_peaks, simulated
 from dae_hybrid.interface.runs import Parameters, RunBuilder
 from dae_hybrid.interface.starts import started
 from dae_hybrid.numerics.arrays import Array
