@@ -166,6 +166,7 @@ def test_pi_is_ambiguous_where_a_name_is_pi() -> None:
         ("vertcat()", 0, "1 or more"),
         ("der(2)", 0, "name of a variable"),
         ("post(x)", 0, "no meaning"),
+        ("active(x)", 0, "no meaning"),
         ("twice(x)", 6, "1x1, expected 3x1"),
         ("twice(v, v)", 0, "takes 1 arguments"),
         ("twice(v) + 1", 0, "vector or a matrix"),

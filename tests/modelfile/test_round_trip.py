@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import casadi as ca
+import event_models
 import growing
 import mechanisms
 import models
@@ -52,7 +53,7 @@ def assert_same(model: dh.HybridModel, restored: dh.HybridModel) -> None:
         assert (mode.labels, mode.idle, list(mode.ode)) == (other.labels, other.idle, list(other.ode))
     for name, one in model.transitions.items():
         other = restored.transitions[name]
-        for key in ("direction", "on_entry", "resolution", "labels", "refusal", "freezes"):
+        for key in ("direction", "on_entry", "resolution", "labels", "refusal", "freezes", "stays"):
             assert getattr(one, key) == getattr(other, key)
 
 
@@ -115,6 +116,7 @@ OTHERS: dict[str, Callable[[], dh.HybridModel]] = {
     "pleiades": ivp_test_set.pleiades,
     "robertson": ivp_test_set.robertson,
     "transistor_amplifier": ivp_circuits.transistor_amplifier,
+    **{name: make for name, (make, _, _) in event_models.MODELS.items()},
 }
 
 
