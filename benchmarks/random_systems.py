@@ -3,7 +3,8 @@
 Every system is declared from its seed, simulated and differentiated forwards, backwards and by finite differences, in
 a process of its own: one that crashes or hangs is counted too. ``--closed-forms`` takes systems with known solutions
 (tests/support/closed_forms.py), ``--relations`` systems with relations and ties (tests/support/random_relations.py);
-both go through all adapters and methods. ``--only SEED`` judges one system and prints all of it.
+both go through all adapters and methods. ``--events`` takes systems with conditions, clocks, queues and tables of times
+(tests/support/random_events.py). ``--only SEED`` judges one system and prints all of it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 from closed_forms import judge_closed_form
+from random_events import event_system, judge_events
 from random_relations import judge_relations, relations_system
 from random_systems import FORMS, random_system
 from verdicts import Verdict, judge
@@ -31,8 +33,10 @@ from verdicts import Verdict, judge
 from dae_hybrid.tables import markdown
 
 HANG = 120.0  # seconds; all the runs of one system take a few
+#: what the titles of reports add
+WITH = {"relations": " with relations", "events": " with conditions, clocks and queues"}
 #: judges of seeds other than random systems of any formulation through one adapter
-FAMILIES = {"closed forms": judge_closed_form, "relations": judge_relations}
+FAMILIES = {"closed forms": judge_closed_form, "relations": judge_relations, "events": judge_events}
 
 
 def verdict_of(seed: int, adapter: str, every: int) -> Verdict:
@@ -125,6 +129,7 @@ def main() -> None:
     parser.add_argument("--adapter", default="sundials")
     parser.add_argument("--closed-forms", dest="adapter", action="store_const", const="closed forms")
     parser.add_argument("--relations", dest="adapter", action="store_const", const="relations")
+    parser.add_argument("--events", dest="adapter", action="store_const", const="events")
     parser.add_argument("--interpret-every", type=int, default=10, help="do not compile every n-th system; 0: all are")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", type=int, help="judge one system")
@@ -133,8 +138,8 @@ def main() -> None:
     if given.only is not None:
         if given.adapter == "relations":
             print(relations_system(given.only).statement)
-        elif given.adapter not in FAMILIES:
-            drawn = random_system(given.only)
+        elif given.adapter not in FAMILIES or given.adapter == "events":
+            drawn = event_system(given.only) if given.adapter == "events" else random_system(given.only)
             print(drawn.model().build(native=False, **drawn.build).describe())
         print(verdict_of(given.only, given.adapter, given.interpret_every))
         return
@@ -148,8 +153,9 @@ def main() -> None:
             if (i := next(done)) % 50 == 0:
                 print(f"-- {i} of {given.count}", flush=True)
     last = given.seed + given.count - 1
-    through = "all adapters and methods" if given.adapter in FAMILIES else given.adapter
-    what = "Random systems with relations" if given.adapter == "relations" else "Random systems"
+    alone = {"events": "sundials"}
+    through = alone.get(given.adapter, "all adapters and methods") if given.adapter in FAMILIES else given.adapter
+    what = f"Random systems{WITH.get(given.adapter, '')}"
     text = report(verdicts, f"# {what} {given.seed} to {last} through {through}")
     print(text)
     if given.markdown is not None:

@@ -23,7 +23,7 @@ from dae_hybrid.compile.dependence import refuse_dependent_equations
 from dae_hybrid.compile.elimination import singularities, solve_explicitly
 from dae_hybrid.compile.lowering import Flat, ModeLowering, symbols_for
 from dae_hybrid.compile.structure import check_structure
-from dae_hybrid.errors import FormulationError, ModelError
+from dae_hybrid.errors import ModelError
 from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.arrays import SMALLEST_NORMAL
 from dae_hybrid.numerics.matrices import MAX_DENSE_ROWS, is_dense

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import casadi as ca
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from dae_hybrid.errors import ModelError
-from dae_hybrid.numeric_input import real_array, shown
+from dae_hybrid.numeric_input import shown
 from dae_hybrid.statement.declarations import Statement
 from dae_hybrid.statement.expressions import checked_name, matrix, numbers
 

@@ -12,6 +12,8 @@ import pytest
 from closed_forms import FAMILIES, judge_closed_form
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
+from random_events import KINDS as STATEMENTS
+from random_events import judge_events
 from random_relations import KINDS, judge_relations, relations_system
 from random_systems import Restatement, random_system
 from taylor_reference import Expr, Jump, Statement, T, Unsettled, call, one_sided, solve, wrap
@@ -70,6 +72,13 @@ def test_solutions_are_the_closed_ones(family: int, seed: int) -> None:
 def test_relations_are_events_and_ties_are_told(kind: int, seed: int) -> None:
     """Given seeds: what is still wrong or refused without need among all of them is in docs/relations.md."""
     verdict = judge_relations(seed * len(KINDS) + kind)
+    assert verdict.kind in ("agree", "refused"), verdict
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("kind", range(len(STATEMENTS)), ids=STATEMENTS)
+def test_conditions_clocks_and_queues_have_derivatives(kind: int, seed: int) -> None:
+    verdict = judge_events(seed * len(STATEMENTS) + kind)
     assert verdict.kind in ("agree", "refused"), verdict
 
 

@@ -169,7 +169,7 @@ def _compare(
     triggers = {t.name: t.kind for t in drawn.transitions}
     for event in base.events:  # one that is not at zero will fire again
         near = abs(event.guard) <= 1e-12 * max(1.0, abs(event.rate), event.rate_scale)
-        if triggers[event.transition] == "guard" and not event.follows and not near:
+        if triggers.get(event.transition) == "guard" and not event.follows and not near:
             trouble.append(f"{event} has a guard of {event.guard:.1e}")
 
     def rows(gradients: Any) -> np.ndarray:
