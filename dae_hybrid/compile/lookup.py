@@ -11,6 +11,7 @@ from typing import Any
 import casadi as ca
 
 from dae_hybrid.compile.lookup_functions import clipped, coefficients, defined, in_cells, margins, nearest, position
+from dae_hybrid.errors import ModelError
 from dae_hybrid.statement.declarations import Declaration, Functional, Initial, MassStatement, Mode, Transition
 from dae_hybrid.statement.discontinuities import instructions
 from dae_hybrid.statement.discontinuous_nodes import bare
@@ -223,6 +224,15 @@ def _calls(expressions: Sequence[ca.MX]) -> list[ca.MX]:
     column = ca.veccat(ca.MX(0, 1), *expressions)
     if column.is_constant():
         return []
-    nodes = instructions(ca.symvar(column), [column], {ca.OP_CALL})
-    own = [node for _, node in nodes if is_table(node.which_function())]
-    return [node for node in own if node.which_function().name().removeprefix(PREFIX).isdigit()]
+    nodes = [node for _, node in instructions(ca.symvar(column), [column], {ca.OP_CALL})]
+    for function in [node.which_function() for node in nodes if not is_table(node.which_function())]:
+        if any(map(_stands_for_table, function.find_functions())):
+            raise ModelError(
+                f"The function '{function.name()}' calls a table of the model.",
+                remedy="Call the table outside of CasADi functions, and pass its value.",
+            )
+    return [node for node in nodes if _stands_for_table(node.which_function())]
+
+
+def _stands_for_table(function: ca.Function) -> bool:
+    return is_table(function) and function.name().removeprefix(PREFIX).isdigit()

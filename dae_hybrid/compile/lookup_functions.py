@@ -22,9 +22,6 @@ from numpy.typing import NDArray
 
 from dae_hybrid.statement.lookup import PREFIX, LookupTable
 
-#: derivatives of these functions are those of their look-up, with the cell held
-OPAQUE = {"never_inline": True}
-
 
 def coefficients(table: LookupTable) -> ca.MX:
     """Blocks of the size of the grid in one column: values first, then slopes, or means and half jumps of slopes."""
@@ -33,7 +30,8 @@ def coefficients(table: LookupTable) -> ca.MX:
     if len(table.grid) > 1:
         along_y = [[block.T for block in how(table.grid[1], block.T)] for block in blocks]
         blocks += [own[k] for k in range(len(along_y[0])) for own in along_y]
-    return ca.veccat(*blocks)
+    column = ca.veccat(*blocks)
+    return ca.MX(ca.evalf(column)) if column.is_constant() or not ca.symvar(column) else column
 
 
 def _slopes(grid: NDArray[np.float64], columns: ca.MX) -> list[ca.MX]:
@@ -86,14 +84,14 @@ def in_cells(table: LookupTable, name: str, *, searched: bool) -> ca.Function:
     x, c = [ca.MX.sym("xy"[k]) for k in range(count)], _coefficient_symbol(table)
     if not searched:
         cells = [ca.MX.sym(f"cell{k}") for k in range(count)]
-        return ca.Function(name, [*x, *cells, c], [_on_cell(table, x, cells, c)], OPAQUE)
+        return ca.Function(name, [*x, *cells, c], [_on_cell(table, x, cells, c)])
     value = _on_cell(table, x, _cells(table, x), c)
     if table.outside == "linear":
         slopes = [ca.jacobian(value, symbol) for symbol in x]
         inner = [clipped(axis, symbol) for axis, symbol in zip(table.grid, x, strict=True)]
         value, *slopes = ca.substitute([value, *slopes], x, inner)
         value = value + sum(slope * (a - b) for slope, a, b in zip(slopes, x, inner, strict=True))
-    return ca.Function(name, [*x, c], [value], OPAQUE)
+    return ca.Function(name, [*x, c], [value])
 
 
 def nearest(table: LookupTable, name: str) -> ca.Function:
@@ -102,12 +100,12 @@ def nearest(table: LookupTable, name: str) -> ca.Function:
     places = []
     for axis, symbol in zip(table.grid, x, strict=True):
         ends = np.r_[axis[0] - 1.0, (axis[:-1] + axis[1:]) / 2, axis[-1] + 1.0]
-        places.append(ca.low(ca.DM(ends), symbol))
+        places.append(_search(ends, symbol))
     points = [ca.MX(ca.DM(axis))[place] for axis, place in zip(table.grid, places, strict=True)]
     place = places[0] if len(x) == 1 else places[0] + table.grid[0].size * places[1]
     size = table.values.numel()
     found = [c[place + k * size] for k in range(c.numel() // size)]
-    return ca.Function(name, [*x, c], [ca.vertcat(*points), ca.vertcat(*found)], OPAQUE)
+    return ca.Function(name, [*x, c], [ca.vertcat(*points), ca.vertcat(*found)])
 
 
 def defined(table: LookupTable, name: str) -> ca.Function:
@@ -115,7 +113,7 @@ def defined(table: LookupTable, name: str) -> ca.Function:
     x, value = [ca.MX.sym("xy"[k]) for k in range(len(table.grid))], ca.MX(0)
     for axis, symbol, by in zip(table.grid, x, margins(table), strict=True):
         value = value + ca.if_else(ca.logic_or(symbol < axis[0] - by, symbol > axis[-1] + by), np.nan, 0.0)
-    return ca.Function(name, x, [value], OPAQUE)
+    return ca.Function(name, x, [value])
 
 
 @cache
@@ -125,9 +123,9 @@ def position(axis: tuple[float, ...], name: str) -> ca.Function:
     points, places = np.array([ends[0], *axis, ends[1]]), np.array([-0.5, *range(len(axis)), len(axis) - 0.5])
     x = ca.MX.sym("x")
     inner = clipped(points, x)
-    i, slope = ca.low(ca.DM(points), inner), np.diff(places) / np.diff(points)
+    i, slope = _search(points, inner), np.diff(places) / np.diff(points)
     start, rate, first = (ca.MX(ca.DM(column))[i] for column in (places[:-1], slope, points[:-1]))
-    return ca.Function(name, [x], [start + rate * (inner - first)], OPAQUE)
+    return ca.Function(name, [x], [start + rate * (inner - first)])
 
 
 def clipped(axis: NDArray[np.float64], x: ca.MX) -> ca.MX:
@@ -140,13 +138,18 @@ def margins(table: LookupTable) -> list[float]:
     return [1e-9 * float(axis[-1] - axis[0]) for axis in table.grid]
 
 
+def _search(points: NDArray[np.float64], x: ca.MX) -> ca.MX:
+    """Number of the interval of the points that contains x, or of the outer one."""
+    return ca.low(ca.DM(points), x, {"lookup_mode": "binary"})
+
+
 def _coefficient_symbol(table: LookupTable) -> ca.MX:
     blocks = (2 if table.kind == "cubic" else 3) ** len(table.grid)
     return ca.MX.sym("c", blocks * table.values.numel())
 
 
 def _cells(table: LookupTable, x: list[ca.MX]) -> list[ca.MX]:
-    return [ca.low(ca.DM(axis), symbol) for axis, symbol in zip(table.grid, x, strict=True)]
+    return [_search(axis, symbol) for axis, symbol in zip(table.grid, x, strict=True)]
 
 
 def _on_cell(table: LookupTable, x: list[ca.MX], cells: list[ca.MX], c: ca.MX) -> Any:

@@ -121,15 +121,22 @@ def pattern(sparsity: ca.Sparsity) -> str:
 
 
 class Functions:
-    """Functions that expressions call, as tables of a model file."""
+    """Functions that expressions call, as tables of a model file.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    known : mapping
+        Names in the file of functions that it states elsewhere, by the name of the function.
+    """
+
+    def __init__(self, known: Mapping[str, str]) -> None:
         self.tables: dict[str, dict[str, Any]] = {}
+        self._known = known
         self._keys: dict[int, str] = {}
 
     def key(self, function: ca.Function) -> str:
         """The name of a function in the file."""
-        found = self._keys.get(function.__hash__())
+        found = self._known.get(function.name()) or self._keys.get(function.__hash__())
         if found is not None:
             return found
         table = self._table(function)
@@ -137,7 +144,8 @@ class Functions:
         if key in FUNCTIONS or key == "range" or not key.isidentifier():
             key = f"f_{key}"
         numbered = (f"{key}_{count}" for count in itertools.count(2))
-        key = next(name for name in (key, *itertools.islice(numbered, len(self.tables))) if name not in self.tables)
+        taken = {*self.tables, *self._known.values()}
+        key = next(name for name in (key, *itertools.islice(numbered, len(taken))) if name not in taken)
         self.tables[key] = ({} if key == function.name() else {"name": function.name()}) | table
         self._keys[function.__hash__()] = key
         return key

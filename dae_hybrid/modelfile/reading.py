@@ -25,8 +25,8 @@ from dae_hybrid.statement.peaks import CROSSINGS, EXTREMA, SHORTHANDS, TIMES
 #: version of the format, the value of the key ``dae_hybrid``
 VERSION = 1
 TABLES = (
-    "dae_hybrid", "name", "run", "build", "parameters", "variables", "functions", "definitions", "clocks", "modes",
-    "transitions", "initial", "functionals",
+    "dae_hybrid", "name", "run", "build", "parameters", "variables", "tables", "functions", "definitions", "clocks",
+    "modes", "transitions", "initial", "functionals",
 )  # fmt: skip
 COMMON = ("kind", "size", "unit", "description")
 #: keys of a variable besides those of all, by kind
@@ -52,6 +52,7 @@ WORDS = ("direction", "on_entry", "values", "persistent", "pending", "project")
 #: expressions of a functional with several of them, by name
 SEVERAL = CROSSINGS | SHORTHANDS
 FUNCTIONAL = ("integrand", "terminal", "at_times", "at_events", *EXTREMA, *TIMES, *SEVERAL)
+LOOKUP = ("grid", "values", "interpolation", "outside", "unit", "description")
 RUN = ("t_span", "rtol", "atol")
 BUILD = ("eliminate", "index2", "kinks")
 
@@ -180,7 +181,12 @@ class Reader:
         self._entries = 0
         self._columns: set[int] = set()  # hashes of columns of data
         self._kept: list[ca.MX] = []  # which keeps the hashes unique
-        bounds = self._declare(tables["parameters"], tables["variables"])
+        bounds = self._parameters(tables["parameters"])
+        for name, value in tables["tables"].items():
+            self._lookup(("tables", name), name, value)
+        self._variables(tables["variables"])
+        order = self._model.declarations
+        self._model.declarations = {name: order[name] for name in (*tables["parameters"], *tables["variables"])}
         for name, value in tables["modes"].items():
             self._mode(("modes", name), name, value)
         for name, value in tables["clocks"].items():
@@ -235,7 +241,8 @@ class Reader:
 
     # -- declarations -------------------------------------------------------------------------------------
 
-    def _declare(self, parameters: dict[str, Any], variables: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    def _parameters(self, parameters: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Declare the parameters; return their bounds."""
         bounds = {}
         for name, given in parameters.items():
             path = ("parameters", name)
@@ -252,6 +259,34 @@ class Reader:
                 bounds[name] = self._bounds(path, entry)
                 with self._doc.at(path):
                     limits(f"lower and upper of '{name}'", bounds[name], self._model.declarations[name].size)
+        return bounds
+
+    def _lookup(self, path: Path, name: str, given: Any) -> None:
+        """Declare a lookup table."""
+        entry = self._doc.table(path, given, LOOKUP)
+        missing = [key for key in ("grid", "values") if key not in entry]
+        if missing:
+            raise self._doc.error(path, f"the table has no {' and no '.join(missing)}")
+        if name in self.functions or name in FUNCTIONS:
+            raise self._doc.error(path, f"'{name}' is a function; take another name")
+        at, grid = (*path, "grid"), entry["grid"]
+        is_pair = isinstance(grid, list) and len(grid) == 2 and all(isinstance(axis, list | dict) for axis in grid)
+        axes = [self._doc.array((*at, i), axis) for i, axis in enumerate(grid)] if is_pair else None
+        words = {"kind": entry["interpolation"]} if "interpolation" in entry else {}
+        words |= {"outside": entry["outside"]} if "outside" in entry else {}
+        values = self._data_or_value((*path, "values"), entry["values"])
+        found = axes if axes is not None else self._doc.array(at, grid)
+        with self._doc.at(path):
+            made = self._model.table(name, found, values, **words, **self._words(path, entry))
+        self.functions[name] = made.function()
+
+    def _data_or_value(self, path: Path, given: Any) -> Any:
+        """Numbers, or an expression."""
+        with self._doc.at(path):
+            is_text = isinstance(given, str) or (isinstance(given, list) and any(isinstance(v, str) for v in given))
+            return self._value(path, given) if is_text else self._doc.array(path, given)
+
+    def _variables(self, variables: dict[str, Any]) -> None:
         kinds = {}
         for name, given in variables.items():
             path = ("variables", name)
@@ -266,9 +301,6 @@ class Reader:
                     path = ("variables", name)
                     with self._doc.at(path):
                         self._names[name] = getattr(self, f"_{kinds[name]}")(path, name, given)
-        order = self._model.declarations
-        self._model.declarations = {name: order[name] for name in (*parameters, *variables)}
-        return bounds
 
     def _size(self, path: Path, entry: dict[str, Any]) -> Any:
         size = entry.get("size")
@@ -316,12 +348,7 @@ class Reader:
         for key in ("times", "values"):
             if key not in entry:
                 raise self._doc.error(path, f"the signal has no {key}")
-        values = entry["values"]
-        with self._doc.at((*path, "values")):
-            is_data = not isinstance(values, str) and not (
-                isinstance(values, list) and any(isinstance(part, str) for part in values)
-            )
-            found = self._doc.array((*path, "values"), values) if is_data else self._value((*path, "values"), values)
+        found = self._data_or_value((*path, "values"), entry["values"])
         words = {}
         if "interpolation" in entry:
             words["kind"] = entry["interpolation"]

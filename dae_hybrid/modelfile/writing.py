@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.errors import UnsupportedError
-from dae_hybrid.modelfile.grammar import DATA, quoted
+from dae_hybrid.modelfile.grammar import DATA, FUNCTIONS, quoted
 from dae_hybrid.modelfile.graph_text import Definitions, Functions, Graph, Text
 from dae_hybrid.modelfile.reading import EQUATIONS, VERSION
 from dae_hybrid.statement.declarations import (
@@ -24,6 +24,7 @@ from dae_hybrid.statement.declarations import (
     Series,
     Transition,
 )
+from dae_hybrid.statement.lookup import LookupTable
 from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.statement.peaks import CROSSINGS
 from dae_hybrid.statement.transitions import ALL, SAME
@@ -64,6 +65,7 @@ class _Writer:
             "name": m.name,
             "parameters": {d.name: self._parameter(d) for d in m.of_kind("parameter")},
             "variables": {d.name: self._variable(d) for d in m.declarations.values() if d.kind != "parameter"},
+            "tables": {name: self._table(table) for name, table in m.tables.items()},
             "functions": {},
             "definitions": {},
             "clocks": {name: self._clock(clock) for name, clock in m.clocks.items()},
@@ -74,7 +76,8 @@ class _Writer:
         }
         roots: list[ca.MX] = []
         _expressions(tree, roots)
-        definitions, functions = Definitions({*m.declarations, "t", DATA}), Functions()
+        known = {table.function().name(): name for name, table in m.tables.items()}
+        definitions, functions = Definitions({*m.declarations, "t", DATA}), Functions(known)
         graph = Graph(self._leaves(), definitions, functions, m.name)
         tree = _replaced(tree, iter(graph.write(roots)))
         tree["definitions"], tree["functions"] = definitions.by_name, functions.tables
@@ -133,6 +136,25 @@ class _Writer:
         if d.initial is not None:
             found["initial"] = d.initial
         return found | _words(d)
+
+    def _table(self, table: LookupTable) -> dict[str, Any]:
+        if table.name in FUNCTIONS:
+            raise UnsupportedError(
+                f"Table '{table.name}' has the name of a function of the grammar of model files.",
+                remedy="Take another name.",
+            )
+        found: dict[str, Any] = {} if len(table.grid) == 1 else {"grid": [axis.tolist() for axis in table.grid]}
+        columns = {"grid": table.grid[0]} if len(table.grid) == 1 else {}
+        if table.values.is_constant():
+            values = table.values.to_DM().full()
+            found |= self._data(table.name, columns | {"values": values[:, 0] if columns else values})
+        else:
+            found |= (self._data(table.name, columns) if columns else {}) | {"values": table.values}
+        if table.kind != "cubic":
+            found["interpolation"] = table.kind
+        if table.outside != "error":
+            found["outside"] = table.outside
+        return found | _words(table)
 
     # -- modes and transitions ----------------------------------------------------------------------------
 
@@ -238,7 +260,7 @@ class _Writer:
         return self._data(f"{functional}_{i}", {"times": series.times, DATA: data}) | {"value": series.value}
 
 
-def _words(d: Declaration) -> dict[str, str]:
+def _words(d: Declaration | LookupTable) -> dict[str, str]:
     return {key: getattr(d, key) for key in ("unit", "description") if getattr(d, key)}
 
 

@@ -39,6 +39,7 @@ def test_keys_are_those_of_the_reader() -> None:
     assert set(top["run"]["properties"]) == set(reading.RUN)
     assert set(top["build"]["properties"]) == set(reading.BUILD)
     assert set(parts["transition"]["properties"]) == set(reading.TRANSITION)
+    assert set(parts["lookup"]["properties"]) == set(reading.LOOKUP)
     assert set(parts["motion"]["properties"]) == set(reading.MOTION)
     assert set(parts["mode"]["properties"]) == {"ode", *reading.EQUATIONS, *reading.MASS, "idle", "motion"}
     kinds = {kind["properties"]["kind"]["const"]: kind["propertyNames"]["enum"] for kind in parts["variable"]["oneOf"]}
