@@ -101,22 +101,36 @@ class _Tables:
             series=tuple(replace(series, value=self._at(series.value)) for series in f.series),
         )
 
+    def _each(self, values: dict[str, ca.MX]) -> dict[str, ca.MX]:
+        return {name: self._at(value) for name, value in values.items()}
+
     def transition(self, t: Transition) -> Transition:
         """The transition without tables."""
         if t.guard is None:
             trigger = replace(t.trigger, expression=self._at(t.trigger.expression))
         else:
             trigger = replace(t.trigger, expression=self._flows([t.guard], t.source.name, events=not t.refusal)[0])
-        tables = {key: {name: self._at(value) for name, value in getattr(t, key).items()}
-                  for key in ("reset", "memory", "guess")}  # fmt: skip
-        more = {key: self._at(getattr(t, key)) for key in ("equations", "metric", "when", "priority")}
-        return replace(t, trigger=trigger, **more, **tables)
+        return replace(
+            t,
+            trigger=trigger,
+            reset=self._each(t.reset),
+            memory=self._each(t.memory),
+            equations=self._at(t.equations),
+            metric=self._at(t.metric),
+            guess=self._each(t.guess),
+            when=self._at(t.when),
+            priority=self._at(t.priority),
+        )
 
     def initial(self, start: Initial) -> Initial:
         """The start without tables."""
-        tables = {key: {name: self._at(value) for name, value in getattr(start, key).items()}
-                  for key in ("values", "guess")}  # fmt: skip
-        return replace(start, equations=self._at(start.equations), metric=self._at(start.metric), **tables)
+        return replace(
+            start,
+            values=self._each(start.values),
+            equations=self._at(start.equations),
+            metric=self._at(start.metric),
+            guess=self._each(start.guess),
+        )
 
     def declaration(self, d: Declaration) -> Declaration:
         """The declaration without tables."""

@@ -153,7 +153,7 @@ def _cells(table: LookupTable, x: list[ca.MX]) -> list[ca.MX]:
 
 
 def _on_cell(table: LookupTable, x: list[ca.MX], cells: list[ca.MX], c: ca.MX) -> Any:
-    basis = [_basis(axis, *own, table.kind) for axis, *own in zip(table.grid, x, cells, strict=True)]
+    basis = [_basis(axis, at, cell, table.kind) for axis, at, cell in zip(table.grid, x, cells, strict=True)]
     nx, block, per_axis = table.grid[0].size, table.values.numel(), 2 if table.kind == "cubic" else 3
     if len(basis) == 1:
         return sum(p * c[cells[0] + (corner + slope * block)] for (corner, slope), p in basis[0].items())

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class HybridModel(Transitions):
     """A hybrid DAE system in symbolic form.
 
-    Declare symbols (`parameter`, `differential`, `algebraic`, `memory`, `signal`), combine them into CasADi
+    Declare symbols (`parameter`, `differential`, `algebraic`, `memory`, `signal`, `table`), combine them into CasADi
     expressions, give each mode its equations, declare the transitions between modes, and call `build`.
 
     Examples
@@ -94,8 +94,8 @@ class HybridModel(Transitions):
         constraint : sequence of expressions
             ``0 = k(y, z1, m, p, t)`` without multipliers: Hessenberg index 2 (eq. 15). z1 are algebraic variables that
             other equations determine from y; the total derivative of k by y times f_z must be nonsingular. Equations of
-            `residual` and `algebraic` that contain neither derivatives nor algebraic variables are treated as constraints.
-            In mode, reset and initial equations, ``("rod", e)`` in place of an expression e names the equation in error
+            `residual` and `algebraic` that contain neither derivatives nor algebraic variables are constraints, too. In
+            mode, reset and initial equations, ``("rod", e)`` in place of an expression e names the equation in error
             messages.
         mass, rhs : matrix expression (n, n) or its diagonal (n,), and sequence of expressions
             ``M y' = f`` with M(y, z, m, p, t), which may be singular. `build` finds the index: combinations of rates
@@ -328,10 +328,10 @@ class HybridModel(Transitions):
             Integrate modes of index 2 with the constraint replaced by its time derivative, and keep them on the
             constraint by projection (default); or integrate them as stated, which is fragile at tight tolerances.
         kinks : {"integrate", "events"}
-            Functions that are continuous with a discontinuous derivative, such as ``fabs``, ``fmin`` and ``fmax`` in
-            equations and integrands, are integrated across under error control (default), or become events like other
-            relations. Events make gradients of explicit methods more accurate by orders of magnitude. Do not use
-            them for quantities that rest at their kink.
+            Functions that are continuous with a discontinuous derivative, such as ``fabs``, ``fmin``, ``fmax`` and
+            linear tables in equations and integrands, are integrated across under error control (default), or become
+            events like other relations. Events make gradients of explicit methods more accurate by orders of magnitude.
+            Do not use them for quantities that rest at their kink.
 
         Returns
         -------
