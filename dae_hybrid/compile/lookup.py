@@ -99,6 +99,10 @@ class _Tables:
             at_times=tuple((self._at(when), self._at(value)) for when, value in f.at_times),
             at_events=tuple((name, self._at(value)) for name, value in f.at_events),
             series=tuple(replace(series, value=self._at(series.value)) for series in f.series),
+            peaks=tuple(
+                replace(peak, parts=tuple(map(self._at, peak.parts)), watched=self._at(peak.watched))
+                for peak in f.peaks
+            ),
         )
 
     def _each(self, values: dict[str, ca.MX]) -> dict[str, ca.MX]:

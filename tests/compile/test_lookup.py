@@ -193,6 +193,16 @@ def test_the_cost_of_an_evaluation_does_not_grow_with_the_table(kind: Kind) -> N
     assert counts[0] == counts[1]
 
 
+def test_the_peak_of_a_table() -> None:
+    """The largest force of a spring from a table, with respect to the start and the values."""
+    m = swing("cubic", start=1.4)
+    force = m.tables["force"]
+    m.functional("peak", maximum=force(m.declarations["x"].symbol))
+    check = dh.check_gradient(m.build(), (0, 6), "peak", **TIGHT)
+    assert check.difference("adjoint", "forward") < 1e-5, check
+    assert check.difference("finite_difference", "forward") < 1e-3, check
+
+
 def test_vectors_are_looked_up_entry_by_entry() -> None:
     m = dh.HybridModel("vector")
     x = m.differential("x", size=3)
