@@ -9,11 +9,11 @@ from dataclasses import replace
 import casadi as ca
 import numpy as np
 
-from dae_hybrid.compile.bounds import with_bounds
 from dae_hybrid.compile.builders import Builders
 from dae_hybrid.compile.initial_functions import build_initial
 from dae_hybrid.compile.origin import Origin
 from dae_hybrid.compile.relations import with_relations
+from dae_hybrid.compile.rewriting import rewritten, with_single_states
 from dae_hybrid.errors import ModelError, ParameterError
 from dae_hybrid.statement.declarations import Declaration
 from dae_hybrid.statement.model import HybridModel
@@ -48,9 +48,9 @@ def with_values(system: HybridSystem, origin: Origin, mode: int, names: Sequence
     ParameterError
         An initial value is missing, or the initial equations do not suit the mode.
     """
-    stated = _restated(system, origin.model, mode, names)
-    model, _ = with_relations(with_bounds(stated), kinks=origin.options["kinks"] == "events")
-    options = origin.options
+    options, kinks = origin.options, origin.options["kinks"] == "events"
+    plain = rewritten(origin.model, kinks=kinks)
+    model, _ = with_relations(_restated(system, plain, mode, names), kinks=kinks)
     builders = Builders(model, eliminate=options["eliminate"], direct=options["index2"] == "direct")
     memories = [name for name in names if any(label in system.memory.labels() for label in (name, f"{name}[0]"))]
     try:
@@ -59,7 +59,7 @@ def with_values(system: HybridSystem, origin: Origin, mode: int, names: Sequence
         error.message = f"A run cannot start in mode '{system.modes[mode].name}': {error.message}"
         error.remedy = "Give the missing initial values by x0=, or start in another mode."
         raise ParameterError(error.message, mode=error.mode, variables=error.variables, remedy=error.remedy) from None
-    surplus = [name for name in names if name not in memories and name not in _stated_values(origin.model)]
+    surplus = [name for name in names if name not in memories and name not in _stated_values(plain)]
     ends = system.graph.ends
     ends = None if ends is None else replace(ends, origin=None, mode=initial.mode)
     graph = replace(system.graph, ends=ends, cache={})
@@ -79,7 +79,10 @@ def with_parameters(
     given : sequence of str
         Further variables and memories whose values are given by `with_values`.
     """
-    model = _restated(system, origin.model, mode, [*names, *given])
+    stated = origin.model
+    if any(own.mass is not None for own in stated.modes.values()):
+        stated = with_single_states(stated, kinks=origin.options["kinks"] == "events")
+    model = _restated(system, stated, mode, [*names, *given])
     start = model.start
     if start is None:
         raise AssertionError("no initial mode")

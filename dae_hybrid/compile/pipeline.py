@@ -17,19 +17,16 @@ from dae_hybrid.codegen.compiler import Compilation, begin
 from dae_hybrid.codegen.kernels import Kernel, NativeFunction, begin_functions, bound, compile_functions
 from dae_hybrid.codegen.shapes import shapes_of
 from dae_hybrid.compile.boundary_functions import end_functions, ends_of, starts_and_ends_plainly
-from dae_hybrid.compile.bounds import with_bounds
 from dae_hybrid.compile.branch_functions import branch_table
 from dae_hybrid.compile.builders import Builders
-from dae_hybrid.compile.expansion import expanded
 from dae_hybrid.compile.initial_functions import build_initial
-from dae_hybrid.compile.lookup import with_tables
 from dae_hybrid.compile.lowering import symbols_for
-from dae_hybrid.compile.mass import with_mass
 from dae_hybrid.compile.mode_system import motion_to_compile, to_compile
 from dae_hybrid.compile.native_transitions import graph, point_functions
 from dae_hybrid.compile.origin import Origin
 from dae_hybrid.compile.peak_functions import build_peaks, templates
 from dae_hybrid.compile.relations import with_relations
+from dae_hybrid.compile.rewriting import rewritten
 from dae_hybrid.compile.transition_functions import check_parameters_only, of_parameters
 from dae_hybrid.errors import AdapterError, ModelError
 from dae_hybrid.layout import Layout
@@ -61,7 +58,7 @@ def build_system(
     index2, kink = "direct" if direct else "reduced", "events" if kinks else "integrate"
     origin = Origin(model, {"native": native, "eliminate": eliminate, "index2": index2, "kinks": kink})
     parts.begin("equations")
-    stated = with_bounds(with_mass(with_tables(expanded(model), kinks=kinks)))
+    stated = rewritten(model, kinks=kinks)
     model, assumed_smooth = with_relations(stated, kinks=kinks)
     builders = Builders(model, eliminate=eliminate, direct=direct)
     parts.begin("transitions")

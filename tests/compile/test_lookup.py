@@ -203,6 +203,18 @@ def test_the_peak_of_a_table() -> None:
     assert check.difference("finite_difference", "forward") < 1e-3, check
 
 
+def test_a_run_with_a_table_may_start_in_another_mode() -> None:
+    m = dh.HybridModel("two modes")
+    x, y = m.differential("x"), m.differential("y")
+    f = m.table("f", GRID, GRID**3)
+    one, two = m.mode("one", ode={x: -f(x)}), m.mode("two", ode={x: 0.0, y: f(y)})
+    m.transition(one, two, guard=x - 0.1, direction="falling", reset={y: f(x)})
+    m.initial(one, {x: f(0.5)})
+    sol = dh.simulate(m.build(), (0, 1), start_mode="two", x0={"y": 0.5}, **TIGHT)
+    assert np.isclose(sol["y"][-1], (0.5**-2 - 2) ** -0.5, rtol=1e-8)  # y' = y^3
+    assert np.isclose(sol["x"][-1], 0.125, rtol=1e-10)
+
+
 def test_vectors_are_looked_up_entry_by_entry() -> None:
     m = dh.HybridModel("vector")
     x = m.differential("x", size=3)

@@ -258,6 +258,20 @@ def test_a_reset_of_a_variable_in_a_combination(form: str) -> None:
     agree(tapped(RESETS[form]), 1.0)
 
 
+def test_a_combination_may_start_elsewhere() -> None:
+    """By ``x0=``, and with its initial value as a parameter."""
+    m = dh.HybridModel("two nodes")
+    u1, u2 = m.differential("u1"), m.differential("u2")
+    run = m.mode("run", mass=[[0.5, -0.5], [-0.5, 0.5]], rhs=[1.0 - u1, -u2])
+    m.initial(run, {u1: 0.5, u2: 0.5})
+    m.functional("G", terminal=u2)
+    system, rate = m.build(), -1.0  # w' = 2 (1 - u1) and 1 - u1 = u2 = (1 - w) / 2
+    value = dh.simulate(system, (0, 1), x0={"(u1 - u2)": 0.3}, **TIGHT).functionals["G"]
+    assert np.isclose(value, 0.35 * np.exp(rate), rtol=1e-8)
+    gradient = dh.adjoint_gradient(system, (0, 1), "G", wrt=["(u1 - u2)(0)"], **TIGHT).gradient
+    assert np.allclose(gradient, -0.5 * np.exp(rate), rtol=1e-7)
+
+
 def test_what_is_refused() -> None:
     m = dh.HybridModel("refused")
     x, y, z = m.differential("x"), m.differential("y"), m.algebraic("z")
