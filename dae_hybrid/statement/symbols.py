@@ -212,7 +212,7 @@ class Symbols(Statement):
         Parameters
         ----------
         t_data : array, shape (n,)
-            Knots, strictly increasing.
+            Knots, strictly increasing numbers. Times that depend on parameters are those of transitions (``at=``).
         values : array, shape (n,), or expression in parameters
             Values at the knots. Derivatives with respect to an expression, such as a vector parameter, are exact.
         kind : {"linear", "previous", "cubic"}
@@ -235,6 +235,12 @@ class Symbols(Statement):
         >>> round(float(dh.simulate(m.build(), (0, 2))(2.0)["v"]), 6)
         1.0
         """
+        if _is_symbolic(t_data):
+            raise ModelError(
+                f"The knots of signal '{name}' are expressions, {shown(t_data)}; they must be numbers.",
+                remedy="State times that depend on parameters by a memory that transitions update: "
+                "m.transition('all', 'same', at=times, memory={level: values}).",
+            )
         knots = numbers(f"knots of signal '{name}'", t_data)
         what = f"values of signal '{name}'"
         if knots.size < 2 or np.any(np.diff(knots) <= 0):
@@ -245,10 +251,7 @@ class Symbols(Statement):
             raise ModelError(f"Signal '{name}': kind='cubic' needs four knots or more, got {knots.size}.")
         if not isinstance(outside, str) or outside not in ("error", "hold"):
             raise ModelError(f"Signal '{name}': outside must be 'error' or 'hold', got {outside!r}.")
-        symbolic = isinstance(values, ca.MX) or (
-            isinstance(values, list | tuple) and any(isinstance(v, ca.MX) for v in values)
-        )
-        if not symbolic:
+        if not _is_symbolic(values):
             values = numbers(what, values)
         column = expression(what, values, None)
         if column.numel() != knots.size:
@@ -406,3 +409,10 @@ class Symbols(Statement):
         symbol = ca.MX.sym(name, size)
         self.declarations[name] = Declaration(name, kind, size, symbol, unit=unit, description=description, **more)
         return symbol
+
+
+def _is_symbolic(values: Any) -> bool:
+    """Whether a value is an expression, or a list with one."""
+    return isinstance(values, ca.MX) or (
+        isinstance(values, list | tuple) and any(isinstance(value, ca.MX) for value in values)
+    )

@@ -594,3 +594,31 @@ def test_a_guard_that_crosses_at_a_knot_does_not_hide_it() -> None:
     asa = dh.adjoint_gradient(system, (0, 2), rtol=1e-10)
     assert asa.value == pytest.approx(1.5, rel=1e-9)
     assert asa.gradient == pytest.approx([1.5], rel=1e-9)
+
+
+def test_knots_that_are_parameters_are_refused_and_stated_by_transitions() -> None:
+    """A linear ramp from a time p to a time q: its start, its value there and its slope are memory."""
+    m = dh.HybridModel("ramp")
+    p, q, v = m.parameter("p", 0.4), m.parameter("q", 1.3), m.parameter("v", 2.0)
+    with pytest.raises(dh.ModelError, match=r"knots of signal 's' are expressions.*\n.*m.transition\('all', 'same'"):
+        m.signal("s", [0.0, p, q], [0.0, 0.0, 1.0])
+    since, level, slope = (m.memory(name, initial=0.0) for name in ("since", "level", "slope"))
+    s, y = level + slope * (m.time - since), m.differential("y")
+    m.initial(m.mode("run", ode={y: s}), {y: 0.0})
+    ramp = {since: ca.vertcat(p, q), level: ca.vertcat(0, v), slope: ca.vertcat(v / (q - p), 0)}
+    m.transition("all", "same", at=ca.vertcat(p, q), memory=ramp)
+    m.functional("G", terminal=y)
+    check = dh.check_gradient(m.build(), (0, 2), "G", **TIGHT)
+    assert np.isclose(check.value, 2.0 * (0.9 / 2 + 0.7), rtol=1e-9)
+    exact = [-2.0 / 2, -2.0 / 2, 0.9 / 2 + 0.7]  # v (q - p) / 2 + v (2 - q)
+    assert np.allclose(check.gradients["forward"], exact, rtol=1e-8)
+    assert np.allclose(check.gradients["adjoint"], exact, rtol=1e-8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_adapter_gives_the_same_gradient_by_values(kind: str, driven_system: Any) -> None:
+    system = driven_system(kind, "vector")
+    one = dh.forward_sensitivity(system, (0, 2.3), **TIGHT).gradient["G"]
+    for options in ({"native_events": False}, {"adapter": "scipy"}, {"adapter": "casadi"}):
+        other = dh.forward_sensitivity(system, (0, 2.3), rtol=1e-9, atol=1e-11, **options).gradient["G"]
+        assert np.allclose(other, one, rtol=1e-6, atol=1e-8)
