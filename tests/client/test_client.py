@@ -210,6 +210,29 @@ def test_conditions_at_events_are_evaluated_on_this_machine(remote: dhc.Client) 
     np.testing.assert_allclose(one.jump_sensitivity(3).matrix, other.jump_sensitivity(3).matrix, rtol=1e-12)
 
 
+@pytest.mark.uncertified
+def test_starts_of_calls_are_those_of_the_library(remote: dhc.Client) -> None:
+    system, span, options = local("em_hysteresis", remote)
+    call: dict[str, Any] = {"x0": {"u": 0.002, "u_star": 0.001}, "start_mode": "unloading"}
+    t_eval = np.linspace(*span, 23)
+    assert_same_run(
+        remote["em_hysteresis"].simulate(t_eval=t_eval, **call),
+        dh.simulate(system, span, t_eval=t_eval, **call, **options),
+    )
+    wrt = ["ka", "u(0)", "v(0)"]
+    one = remote["em_hysteresis"].forward_sensitivity(t_eval=t_eval, wrt=wrt, x0={"u": 0.002, "v": 0.01})
+    other = dh.forward_sensitivity(system, span, t_eval=t_eval, wrt=wrt, x0={"u": 0.002, "v": 0.01}, **options)
+    assert one.parameters == other.parameters == tuple(wrt)
+    assert_same_run(one.trajectory, other.trajectory)
+    same(one.gradient["G"], other.gradient["G"])
+    same(
+        remote["em_hysteresis"].adjoint_gradient(wrt=wrt, x0=[0.002, 0.01]).gradient,
+        dh.adjoint_gradient(system, span, wrt=wrt, x0=[0.002, 0.01], **options).gradient,
+    )
+    with pytest.raises(ParameterError, match="'z' is no variable or memory"):
+        remote["em_hysteresis"].simulate(x0={"z": 1.0})
+
+
 @pytest.mark.parametrize("form", [dict, pd.Series, list])
 def test_parameters_have_every_form_of_the_library(remote: dhc.Client, form: Any) -> None:
     values = {"k": 0.3, "y0": 1.5}

@@ -426,14 +426,6 @@ def test_algebraic_variables_and_memory_follow_initial_values(built: Any, models
     np.testing.assert_array_equal(found["z"][0], nominal["z"])
 
 
-def test_initial_values_that_cannot_be_given() -> None:
-    m = dh.HybridModel("pendulum")
-    x, y = m.differential("x"), m.differential("y")
-    m.initial(m.mode("run", ode={x: -y, y: x}), {x: 1.0, y: 0.1}, project=[x], equations=[x**2 + y**2 - 1])
-    with pytest.raises(dh.UnsupportedError, match="project"):
-        dh.batch(m.build(), (0, 1), x0={"x": [1.0]})
-
-
 # -- threads --------------------------------------------------------------------------------------------------
 
 
