@@ -40,7 +40,7 @@ def started(
     *,
     x0: ParameterTable = None,
     start_mode: Mode | str | None = None,
-    wrt: str | Sequence[str] | None = None,
+    wrt: str | Iterable[str] | None = None,
 ) -> HybridSystem:
     """Return a system whose runs start at other initial values, or in another mode.
 
@@ -58,7 +58,7 @@ def started(
         initial equations determine must agree with these.
     start_mode : Mode or str, optional
         Initial mode. The values that the model states hold for the variables that this mode has; `x0` gives the others.
-    wrt : str or sequence of str, optional
+    wrt : str or names, optional
         Initial values ``"x(0)"``, or entries ``"v(0)[2]"``, that become parameters of the result, after those of the
         model: functions differentiate by them if `wrt` names them. Other names are ignored.
 

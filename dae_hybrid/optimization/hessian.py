@@ -13,13 +13,16 @@ from dae_hybrid.conditions.sequences import EventSequence
 from dae_hybrid.errors import AssumptionError, DaeHybridError, EventError, OptionError, ParameterError
 from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.interface.batch import Batch, batch
+from dae_hybrid.interface.parameter_sets import ParameterTable
 from dae_hybrid.interface.prepared_case import trajectory_of
 from dae_hybrid.interface.runs import Parameters
+from dae_hybrid.interface.starts import started
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.optimization.changes import tolerances
 from dae_hybrid.optimization.differences import STENCIL, Column
 from dae_hybrid.options import Options
+from dae_hybrid.statement.declarations import Mode
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import align, html
 
@@ -112,6 +115,8 @@ def hessian(
     *,
     wrt: str | Sequence[str] | None = None,
     parameters: Parameters = None,
+    x0: ParameterTable = None,
+    start_mode: Mode | str | None = None,
     step: float | Mapping[str, float] | None = None,
     adapter: str = "sundials",
     **options: Unpack[RunOptions],
@@ -124,12 +129,12 @@ def hessian(
 
     Parameters
     ----------
-    system, t_span, parameters, adapter, **options
+    system, t_span, parameters, x0, start_mode, adapter, **options
         As in `adjoint_gradient`.
     functional : str, optional
         Name of the functional; optional if the model has only one.
     wrt : str or sequence of str, optional
-        Parameters to differentiate by; default all.
+        Parameters and initial values (``"x(0)"``) to differentiate by; default all parameters.
     step : float or mapping of str to float, optional
         Step h relative to each parameter (absolute for a parameter equal to zero), or absolute steps by name, with the
         default for the others. The default is rtol^(1/4); see Notes. `Hessian.steps` are the steps used.
@@ -184,6 +189,7 @@ def hessian(
     >>> found.matrix.shape, found.asymmetry < 1e-4, bool((found.error < 1e-4 * abs(found.matrix).max()).all())
     ((2, 2), True, True)
     """
+    system = started(system, x0=x0, start_mode=start_mode, wrt=wrt)
     p, indices = system.parameter_vector(parameters), system.parameter_indices(wrt)
     name = system.functional_name(functional)
     labels = tuple(system.parameters.labels()[i] for i in indices)

@@ -17,6 +17,7 @@ from dae_hybrid.interface.batch import ADJOINT_PARAMETER_RATIO
 from dae_hybrid.interface.prepared import prepare
 from dae_hybrid.interface.prepared_case import Analysis, trajectory_of
 from dae_hybrid.interface.runs import Parameters
+from dae_hybrid.interface.starts import started
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.optimization.evaluations import Evaluation, Evaluator
@@ -74,7 +75,7 @@ class OptimizationProblem:
         Functionals and their bounds: numbers, arrays by component for a vector, None for no bound; equal numbers for an
         equation.
     wrt : str or sequence of str, optional
-        Parameters to optimise; default all.
+        Parameters and initial values (``"x(0)"``) to optimise; default all parameters.
     bounds : mapping of str to (lower, upper), optional
         Bounds of parameters, in the same form.
     parameters : mapping, labelled array or array, optional
@@ -144,6 +145,7 @@ class OptimizationProblem:
         adapter: str = "sundials",
         **options: Unpack[RunOptions],
     ) -> None:
+        system = started(system, wrt=wrt)
         self.system, self.t_span, self.objective = system, t_span, system.functional_name(objective)
         self._sign = -1.0 if maximize else 1.0
         self._parts, self._limits = _constraints(system, self.objective, constraints)

@@ -15,13 +15,16 @@ from dae_hybrid.conditions.sequences import EventSequence
 from dae_hybrid.errors import DaeHybridError, OptionError, ParameterError, UnsupportedError
 from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.interface.batch import batch
+from dae_hybrid.interface.parameter_sets import ParameterTable
 from dae_hybrid.interface.prepared_case import Analysis
 from dae_hybrid.interface.runs import Parameters
+from dae_hybrid.interface.starts import started
 from dae_hybrid.numeric_input import real_array, shown
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.optimization.changes import Budget, Change, Scales, changes_between, tolerances
 from dae_hybrid.optimization.line import Line, LinePoint
 from dae_hybrid.options import Options
+from dae_hybrid.statement.declarations import Mode
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import align, counted, html
 from dae_hybrid.trajectory.datasets import optional
@@ -167,6 +170,8 @@ def scan(
     along: str | Mapping[str, ArrayLike],
     values: ArrayLike,
     parameters: Parameters = None,
+    x0: ParameterTable = None,
+    start_mode: Mode | str | None = None,
     locate: bool = True,
     max_runs: int = MAX_RUNS,
     adapter: str = "sundials",
@@ -180,12 +185,12 @@ def scan(
 
     Parameters
     ----------
-    system, t_span, adapter, **options
+    system, t_span, x0, start_mode, adapter, **options
         As in `simulate`.
     functional : str, optional
         Name of a scalar functional; optional if the model has only one.
     along : str or mapping of str to float or array
-        A parameter, or an entry ``"k[1]"`` of a vector; or a direction, by parameter.
+        A parameter, an entry ``"k[1]"`` of a vector or an initial value ``"x(0)"``; or a direction, by parameter.
     values : array, shape (n,)
         Increasing values of the parameter, or multiples of the direction that are added to the parameters.
     parameters : mapping, labelled array or array, optional
@@ -225,6 +230,7 @@ def scan(
     >>> [(change.kind, round(change.at, 3)) for change in found.changes]
     [('kink', 3.0)]
     """
+    system = started(system, x0=x0, start_mode=start_mode, wrt=along if isinstance(along, str | Mapping) else None)
     name, at = system.functional_name(functional), _positions(values)
     if system.functionals[name].stop - system.functionals[name].start != 1:
         raise UnsupportedError(

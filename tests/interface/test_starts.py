@@ -8,6 +8,7 @@ from typing import Any
 import casadi as ca
 import numpy as np
 import pytest
+from scipy import stats
 
 import dae_hybrid as dh
 from dae_hybrid.interface.output_map import OutputMap
@@ -199,6 +200,25 @@ def test_results_are_pickled_with_their_start(system: dh.HybridSystem, call: str
     more = {key: value for key, value in CALLS[call].items() if key == "parameters"}
     repeated = dh.simulate(again.trajectory.system, (0, 1), **more, **TIGHT)
     assert repeated.functionals["G"] == pytest.approx(found.functionals["G"], rel=1e-8)
+
+
+def test_second_derivatives_lines_and_optima() -> None:
+    """x = x0 exp(-k t): the derivatives of (x(1) - 1)^2 by x0."""
+    m = dh.HybridModel("decay")
+    k, x = m.parameter("k", 0.7), m.differential("x")
+    m.initial(m.mode("run", ode={x: -k * x}), {x: 2.0})
+    m.functional("G", terminal=(x - 1) ** 2)
+    system, decay = m.build(), np.exp(-0.7)
+    second = dh.hessian(system, (0, 1), x0={"x": 3.0}, wrt=["x(0)"], **TIGHT)
+    assert second.matrix[0, 0] == pytest.approx(2 * decay**2, rel=1e-6)
+    line = dh.scan(system, (0, 1), x0={"x": 0.0}, along="x(0)", values=[1.0, 2.0, 3.0], **TIGHT)
+    at = np.array([1.0, 2.0, 3.0])
+    np.testing.assert_allclose(line.derivatives, 2 * decay * (at * decay - 1), rtol=1e-7)
+    problem = dh.OptimizationProblem(dh.started(system, x0={"x": 3.0}, wrt="x(0)"), (0, 1), "G", wrt="x(0)", **TIGHT)
+    assert problem.minimize("BFGS").parameters["x(0)"] == pytest.approx(1 / decay, rel=1e-5)
+    rest = dh.started(system, x0={"x": 0.0})
+    sample = dh.monte_carlo(rest, (0, 1), dh.Inputs(rest, {"k": stats.uniform(0.6, 0.2)}), 16)
+    np.testing.assert_allclose(sample.values, 1.0)
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------
