@@ -259,12 +259,24 @@ def _check_rank(
     rows, columns = unmatched(pattern)
     names = [every[free[j]] for j in columns]
     loose = ", ".join(labels[i] for i in rows) or "nothing"
+    following = [
+        d.name for d in builder.lowering.memory
+        if d.initial is None and d.of is not None and d.of.kind == "algebraic" and d.of.name in variables_of(names)
+    ]  # fmt: skip
     raise FormulationError(
         f"The initial conditions cannot determine {', '.join(names)}; {loose} is left over.",
         mode=initial.mode.name,
         variables=names,
-        remedy="Some of them state the same thing twice, and something else is missing.",
+        remedy=f"Give memory {', '.join(following)} an initial value: it starts at that of its variable, and then the "
+        "equations hold for every value."
+        if following
+        else "Some of them state the same thing twice, and something else is missing.",
     )
+
+
+def variables_of(labels: list[str]) -> set[str]:
+    """Names of the variables whose entries have these labels."""
+    return {label.partition("[")[0] for label in labels}
 
 
 def _variable_labels(builder: ModeBuilder) -> tuple[str, ...]:
@@ -287,7 +299,10 @@ def _memories(model: HybridModel, builder: ModeBuilder, given: Sequence[str]) ->
             value = ca.MX.zeros(d.size)
         elif d.initial is not None:
             value = d.initial
-        elif d.of is not None and d.of.name in builder.lowering.differential:
+        elif d.of is not None and d.of.name in (
+            *builder.lowering.differential.names,
+            *builder.lowering.algebraic.names,
+        ):
             value = d.of.symbol
         else:
             raise ModelError(f"Memory '{d.name}' needs an initial value: the initial mode does not have its variable.")

@@ -136,15 +136,15 @@ class Symbols(Statement):
             Freeze this differential or algebraic variable on entry into a mode: ``y*``, ``z*`` of Serban and
             Recuero (2019), section 4. Without it, transitions update the memory by their ``memory=`` argument.
         initial : number, array or expression
-            Value in the initial mode, in terms of parameters and differential variables. Optional if `of` is a
-            differential variable; the default is that variable's initial value.
+            Value in the initial mode, in terms of parameters and differential variables. Optional if `of` is given;
+            the default is that variable's consistent initial value.
         size : int
             Length; taken from `of` if that is given.
 
         Raises
         ------
         ModelError
-            The name is taken, `of` is neither differential nor algebraic, or an initial value is missing.
+            The name is taken, `of` is neither differential nor algebraic, or a memory without `of` has no initial value.
         """
         frozen, size = None, positive_size(name, size)
         if of is not None:
@@ -154,7 +154,7 @@ class Symbols(Statement):
                     f"Memory '{name}' must be of a differential or algebraic variable, not a {frozen.kind}."
                 )
             size = frozen.size
-        if initial is None and (frozen is None or frozen.kind == "algebraic"):
+        if initial is None and frozen is None:
             raise ModelError(
                 f"Memory '{name}' needs an initial value.",
                 remedy="Give initial=, a number or an expression in parameters.",
