@@ -144,7 +144,7 @@ class Symbols(Statement):
         Raises
         ------
         ModelError
-            The name is taken, `of` is neither differential nor algebraic, or a memory without `of` has no initial value.
+            The name is taken, `of` is neither differential nor algebraic, or `of` and `initial` are both missing.
         """
         frozen, size = None, positive_size(name, size)
         if of is not None:
