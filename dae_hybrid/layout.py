@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
+#: the state of modes without differential variables, which is in no result
+IDLE = "(idle)"
+
 
 @dataclass(frozen=True)
 class Layout:

@@ -25,6 +25,7 @@ from dae_hybrid.interface.gradient_check import GradientCheck
 from dae_hybrid.interface.parameter_sets import ParameterTable
 from dae_hybrid.interface.runs import Parameters
 from dae_hybrid.interface.starts import StartChoice
+from dae_hybrid.layout import IDLE
 from dae_hybrid.numerics.arrays import scalar
 from dae_hybrid.options import Options, check_time_span, check_times
 from dae_hybrid.sensitivity.results import ForwardSensitivity, Gradient
@@ -293,7 +294,7 @@ def plain(value: Any) -> Any:
 
 def _shape(system: HybridSystem) -> tuple[Any, ...]:
     """What the layout of results depends on."""
-    sizes = {name: size for mode in system.modes for name, size in mode.variables.blocks}
+    sizes = {name: size for mode in system.modes for name, size in mode.variables.blocks if name != IDLE}
     sizes |= {name: 1 if system.signal(name) is not None else size for name, size in system.memory.blocks}
     return (
         sizes,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dae_hybrid.compile.bounds import with_bounds
 from dae_hybrid.compile.expansion import expanded
+from dae_hybrid.compile.idle_modes import with_idle_states
 from dae_hybrid.compile.lookup import with_tables
 from dae_hybrid.compile.mass import with_mass
 from dae_hybrid.statement.model import HybridModel
 
 
 def rewritten(model: HybridModel, *, kinks: bool) -> HybridModel:
-    """Return the model with single transitions and conditions of bounds, without tables and mass matrices."""
-    return with_bounds(with_single_states(model, kinks=kinks))
+    """Return the model with single transitions, a state in every mode, and conditions of bounds."""
+    return with_bounds(with_idle_states(with_single_states(model, kinks=kinks)))
 
 
 def with_single_states(model: HybridModel, *, kinks: bool) -> HybridModel:
-    """Return the model before conditions of bounds: its differential variables are those of the system."""
+    """Return the model without tables and mass matrices: its differential variables are those of the system."""
     return with_mass(with_tables(expanded(model), kinks=kinks))

@@ -19,6 +19,7 @@ from dae_hybrid.interface.parameter_sets import ParameterTable, side_by_side
 from dae_hybrid.interface.prepared_case import Analysis, CheckedCall, Single, check_analysis, functional_names
 from dae_hybrid.interface.registry import for_call
 from dae_hybrid.interface.starts import StartChoice
+from dae_hybrid.layout import IDLE
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import positive_integer
 from dae_hybrid.port.native_batch import DONE, Outcomes, worded
@@ -325,7 +326,7 @@ class Batch:
 def variable_sizes(system: HybridSystem) -> dict[str, int]:
     """Sizes of the variables of all modes and of the memory, by name."""
     layouts = [*(mode.variables for mode in system.modes), system.memory]
-    sizes = {name: part for layout in layouts for name, part in layout.blocks}
+    sizes = {name: part for layout in layouts for name, part in layout.blocks if name != IDLE}
     return {name: size for name, size in sizes.items() if system.signal(name) is None}
 
 

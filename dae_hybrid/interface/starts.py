@@ -22,7 +22,7 @@ from dae_hybrid.compile.origin import Origin
 from dae_hybrid.compile.other_starts import initial_mode, with_parameters, with_values
 from dae_hybrid.errors import ParameterError, UnsupportedError
 from dae_hybrid.interface.parameter_sets import ParameterTable, as_columns, read_table, side_by_side
-from dae_hybrid.layout import Layout
+from dae_hybrid.layout import IDLE, Layout
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_plan import TransitionGraph
 from dae_hybrid.statement.declarations import Mode
@@ -326,7 +326,7 @@ def _origin(system: HybridSystem) -> Origin:
 
 def _legal(system: HybridSystem, mode: int) -> Layout:
     """The variables and memories that have an initial value in a mode."""
-    own = system.modes[mode].differential.blocks
+    own = (block for block in system.modes[mode].differential.blocks if block[0] != IDLE)
     memories = ((name, size) for name, size in system.memory.blocks if system.signal(name) is None)
     return Layout((*own, *memories))
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dae_hybrid.errors import UnsupportedError
+from dae_hybrid.layout import IDLE
 from dae_hybrid.named_models import NamedModel, UsageError, named_model
 from dae_hybrid.numerics.arrays import Array, scalar
 from dae_hybrid.system.system import HybridSystem
@@ -123,7 +124,7 @@ class LoadedModel:
         found: dict[str, dict[str, Any]] = {}
         for mode in system.modes:
             for kind, layout in (("differential", mode.differential), ("algebraic", mode.algebraic)):
-                for name, size in layout.blocks:
+                for name, size in (block for block in layout.blocks if block[0] != IDLE):
                     found.setdefault(name, self._named(name) | {"size": size, "kind": kind})
         for name, size in system.memory.blocks:
             is_signal = system.signal(name) is not None

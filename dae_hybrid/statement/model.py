@@ -79,6 +79,8 @@ class HybridModel(Transitions):
     ) -> Mode:
         """Declare a mode by its equations. The forms may be combined.
 
+        A mode may have algebraic equations only, or none: it then waits for an event or a time.
+
         Parameters
         ----------
         name : str
@@ -128,8 +130,6 @@ class HybridModel(Transitions):
             (*implicit.labels, *closing.labels, *kept.labels),
             mass=mass_statement(self, name, mass, rhs, variables, () if ode is None else tuple(ode)),
         )
-        if not mode.ode and not mode.residual.numel() and mode.mass is None:
-            raise ModelError(f"Mode '{name}' has no differential equation.")
         self.modes[name] = mode
         return mode
 

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from dae_hybrid.codegen.kernels import Kernel, NotPicklable, densified
 from dae_hybrid.codegen.products import operations
 from dae_hybrid.errors import OptionError, ParameterError
-from dae_hybrid.layout import Layout
+from dae_hybrid.layout import IDLE, Layout
 from dae_hybrid.numeric_input import MAX_LABELS, as_mapping, in_order, real_array
 from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.numerics.crossings import Turn
@@ -491,7 +491,10 @@ class HybridSystem(NotPicklable):
             form = "ODE" if mode.equations.n == mode.differential.size else "DAE"
             if mode.invariants:
                 form += ", direct" if mode.equations.index == 2 else ", reduced"
-            names = (", ".join(layout.names) for layout in (mode.differential, mode.algebraic))
+            names = (
+                ", ".join(name for name in layout.names if name != IDLE)
+                for layout in (mode.differential, mode.algebraic)
+            )
             rows.append([mode.name, mode.formulation, *names, form])
         return rows
 

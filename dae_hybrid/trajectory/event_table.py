@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dae_hybrid.layout import IDLE
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.record_table import Kind, RecordTable
 from dae_hybrid.port.records import EventRecord
@@ -273,6 +274,7 @@ class EventTable(PortableResult):
 
     def _variables(self, part: str) -> Columns:
         names = dict.fromkeys(name for mode in self._system.modes for name in mode.variables.names)
+        names.pop(IDLE, None)
         return Columns(tuple(names), partial(self._values, part))
 
     def _layout(self, part: str, block: _Block) -> Layout:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dae_hybrid.errors import DaeHybridError, OptionError
+from dae_hybrid.layout import IDLE
 from dae_hybrid.lazily import Lazily
 from dae_hybrid.method import Method
 from dae_hybrid.numeric_input import real_array, shown
@@ -334,7 +335,7 @@ class Trajectory(PortableResult):
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all variables, memories and signals, as in ``sol[name]``."""
-        seen = {name: None for mode in self.system.modes for name in mode.variables.names}
+        seen = {name: None for mode in self.system.modes for name in mode.variables.names if name != IDLE}
         return (*seen, *self.system.memory.names)
 
     @cached_property
