@@ -306,8 +306,8 @@ class Mechanism(Symbols, Planar, Tree):
             on_entry,
             resolution,
             impact,
-            self.assignments(reset, f"reset of event '{name}'", ("differential",)),
-            self.assignments(memory, f"memory of event '{name}'", ("memory",)),
+            self.assignments(reset, f"reset of event '{name}'", ("differential",), rest="kept"),
+            self.assignments(memory, f"memory of event '{name}'", ("memory",), rest="kept"),
         )
         self.events[name] = event
         return event

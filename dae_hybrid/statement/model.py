@@ -18,11 +18,20 @@ from dae_hybrid.statement.declarations import (
     Mode,
     Series,
 )
-from dae_hybrid.statement.expressions import checked_name, equation_rows, expression, items, labelled, matrix
+from dae_hybrid.statement.expressions import (
+    EquationRows,
+    checked_name,
+    equation_rows,
+    expression,
+    items,
+    labelled,
+    matrix,
+)
 from dae_hybrid.statement.mass import mass_statement
 from dae_hybrid.statement.peaks import PeakParts, peaks_of, size_of
 from dae_hybrid.statement.series import is_series, stated
 from dae_hybrid.statement.transitions import ALL, SAME, Transitions
+from dae_hybrid.statement.vector_entries import chosen
 from dae_hybrid.tables import counted
 
 if TYPE_CHECKING:
@@ -152,8 +161,8 @@ class HybridModel(Transitions):
         mode : Mode or str
             The initial mode.
         values : mapping of variable to expression in parameters, or sequence of equations
-            Initial values of differential variables. Missing ones follow from `equations` and, in index 2, from the
-            constraints; algebraic variables follow from the mode's equations.
+            Initial values of differential variables, or of entries of vectors (``v[3:]``). Missing ones follow from
+            `equations` and, in index 2, from the constraints; algebraic variables follow from the mode's equations.
         equations : sequence of expressions, optional
             ``0 = T0(y', y, z, p, t)`` at the initial time (Serban and Recuero 2019, eq. 2), such as ``der(y)`` for a
             steady state. They may also be given as a sequence in `values`.
@@ -184,7 +193,9 @@ class HybridModel(Transitions):
             starts[declared.name if rate is None else f"der({rate})"] = expression(
                 f"guess of '{declared.name}'", value, declared.size
             )
-        given = self.assignments(values, "initial()", ("differential",))
+        every = self.assignments(values, "initial()", ("differential",), rest="open")
+        given = {name: value for name, value in every.items() if name in self.declarations}
+        partly = {label: value for label, value in every.items() if label not in given}
         moved = tuple(self.lookup(v, "project of initial()") for v in project or ())
         lost = [d.name for d in moved if d.name not in given]
         if lost or len(set(moved)) < len(moved):
@@ -199,11 +210,26 @@ class HybridModel(Transitions):
         self.start = Initial(
             self._mode(mode, "initial mode"),
             given,
-            *equation_rows("initial equation", equations),
-            starts,
+            *self._with_entries(partly, equation_rows("initial equation", equations), starts),
             moved,
             None if metric is None else matrix("metric of initial()", metric),
         )
+
+    def _with_entries(
+        self, partly: Mapping[str, ca.MX], rows: EquationRows, guess: dict[str, ca.MX]
+    ) -> tuple[ca.MX, tuple[str, ...], dict[str, ca.MX]]:
+        """Initial equations, their labels and guesses, with values of some entries of vectors as further equations."""
+        equations, labels = [rows.equations], list(rows.labels)
+        for label, value in partly.items():
+            declared, (entry,) = chosen(self.declarations, label) or (None, (0,))
+            if declared is None:
+                raise AssertionError("the label of an entry")
+            equations.append(declared.symbol[entry] - value)
+            labels.append(f"initial value of {label}")
+            start = ca.vertsplit(guess.get(declared.name, ca.MX.zeros(declared.size)))
+            start[entry] = value
+            guess[declared.name] = ca.vertcat(*start)
+        return ca.vertcat(*equations), tuple(labels), guess
 
     # -- functionals ----------------------------------------------------------------------------------
 

@@ -25,8 +25,10 @@ from dae_hybrid.statement.expressions import (
 )
 from dae_hybrid.statement.lookup import LookupTable, Outside, lookup_table
 from dae_hybrid.statement.pickling import packed, unpacked
+from dae_hybrid.statement.vector_entries import assembled, chosen
 from dae_hybrid.tables import html, in_short
 
+Rest = Literal["none", "kept", "open"]
 #: polynomial degree of a signal between two knots
 DEGREES: dict[str, int] = {"previous": 0, "linear": 1, "cubic": 3}
 
@@ -376,29 +378,51 @@ class Symbols(Statement):
         """Return the declarations of one kind, in order."""
         return [d for d in self.declarations.values() if d.kind == kind]
 
-    def assignments(self, values: Any, where: str, kinds: tuple[str, ...], rows: int | None = None) -> dict[str, ca.MX]:
+    def assignments(
+        self, values: Any, where: str, kinds: tuple[str, ...], rows: int | None = None, *, rest: Rest = "none"
+    ) -> dict[str, ca.MX]:
         """Return a mapping of variable to expression, keyed by name; None gives an empty mapping.
 
-        With `rows`, each value is a matrix with a row for each of several times.
+        A key may name entries of a vector. With `rows`, each value is a matrix with a row for each of several times.
+
+        Parameters
+        ----------
+        rest : {"none", "kept", "open"}
+            Entries that are not given: refused, as they are, or left open, in which case the given ones are keyed by
+            their labels.
         """
         values = {} if values is None else labelled(where, values)
         if not isinstance(values, Mapping):
             raise ModelError(f"{where} must be a mapping of variable to expression, got {type(values).__name__}.")
         found: dict[str, ca.MX] = {}
+        pieces: dict[str, dict[int, ca.MX]] = {}
         for key, value in values.items():
-            declared = self.lookup(key, where)
+            part = chosen(self.declarations, key)
+            declared = self.lookup(key, where) if part is None else part[0]
             if declared.kind not in kinds:
                 raise ModelError(
                     f"{where}: '{declared.name}' is a {declared.kind} variable, expected {' or '.join(kinds)}."
                 )
-            if declared.name in found:
+            own = pieces.get(declared.name, {})
+            if declared.name in found or (own and part is None) or any(i in own for i in (part or (0, ()))[1]):
                 raise ModelError(f"{where}: '{declared.name}' is given twice.")
-            what = f"{where}, '{declared.name}'"
+            what, size = f"{where}, '{declared.name}'", declared.size if part is None else len(part[1])
             if rows is None:
-                value = expression(what, entries(what, declared.name, declared.size, value), declared.size)
+                value = expression(what, entries(what, declared.name, size, value), size)
             else:
-                value = in_rows(what, value, rows, declared.size)
-            found[declared.name] = value
+                value = in_rows(what, value, rows, size)
+            if part is None:
+                found[declared.name] = value
+            else:
+                columns = ca.vertsplit(value) if rows is None else ca.horzsplit(value)
+                pieces.setdefault(declared.name, {}).update(zip(part[1], columns, strict=True))
+        for name, given in pieces.items():
+            declared = self.declarations[name]
+            if rest == "open" and len(given) < declared.size:
+                found |= {f"{name}[{i}]": value for i, value in sorted(given.items())}
+                continue
+            kept = (lambda i, v=declared.symbol: ca.repmat(v[i], rows or 1, 1)) if rest == "kept" else None
+            found[name] = assembled(where, declared, given, kept)
         return found
 
     def _declare(self, name: str, kind: Kind, size: int, unit: str, description: str, **more: Any) -> ca.MX:

@@ -28,6 +28,8 @@ from dae_hybrid.statement.triggers import PeriodicTrigger, StateTrigger, TimesTr
 
 #: words that stand for modes in `transition`
 ALL, SAME = "all", "same"
+#: kinds of the variables that a mapping of resets may name
+STATES = ("differential",)
 #: largest number of pending delayed transitions; each is a guard of its modes
 MAX_PENDING = 1000
 
@@ -187,8 +189,8 @@ class Transitions(Symbols):
             DIRECTIONS[direction],
             on_entry,
             math.inf if resolution is None else float(resolution),
-            self.assignments(reset, f"reset of transition '{name}'", ("differential",), rows) if explicit else {},
-            self.assignments(memory, f"memory of transition '{name}'", ("memory",), rows),
+            self.assignments(reset if explicit else None, f"reset of transition '{name}'", STATES, rows, rest="kept"),
+            self.assignments(memory, f"memory of transition '{name}'", ("memory",), rows, rest="kept"),
             *equation_rows(f"reset equation of transition '{name}':", None if explicit else reset),
             moved,
             None if metric is None else matrix(f"metric of transition '{name}'", metric),
@@ -375,7 +377,7 @@ class Transitions(Symbols):
             A state is updated twice by one clock, or an argument is not of this model.
         """
         own = self._clock(clock)
-        given = self.assignments(values, f"update at '{own.name}'", ("memory",))
+        given = self.assignments(values, f"update at '{own.name}'", ("memory",), rest="kept")
         stated = self.transitions.get(own.name)
         if stated is None:
             stated = self.transition(ALL, SAME, every=own, memory=given, name=own.name)

@@ -207,7 +207,6 @@ def test_no_mode_and_no_initial() -> None:
     raises(dh.ModelError, m.build, "'empty'", "no mode", "m.mode")
     m = parts()
     raises(dh.ModelError, m.build, "'plant'", "initial", "m.initial")
-    raises(dh.ModelError, lambda: m.mode("still", ode={}), "'still'")
 
 
 STRAY = ca.MX.sym("stray")
@@ -303,7 +302,6 @@ def test_a_target_state_without_a_value() -> None:
 def test_memory_needs_a_beginning_and_one_update() -> None:
     m = parts()
     raises(dh.ModelError, lambda: m.memory("s"), "'s'", "initial")
-    raises(dh.ModelError, lambda: m.memory("s", of=m.z), "'s'", "initial")
     raises(dh.ModelError, lambda: m.memory("s", of=m.k, initial=0.0), "'s'", "parameter")
     raises(dh.ModelError, lambda: m.memory("s", initial=[1.0, 2.0, 3.0], size=2), "'s'", "3 entries")
     s = m.memory("s", of=m.y)
