@@ -22,6 +22,8 @@ class Layout:
     """
 
     blocks: tuple[tuple[str, int], ...]
+    #: rows and columns of the blocks that are matrices; their entries follow each other by rows
+    shapes: tuple[tuple[str, tuple[int, int]], ...] = ()
     size: int = field(init=False)
     _slices: dict[str, slice] = field(init=False, repr=False, compare=False)
 
@@ -49,14 +51,21 @@ class Layout:
     def __contains__(self, name: object) -> bool:
         return name in self._slices
 
+    def shape(self, name: str) -> tuple[int, int] | None:
+        """Rows and columns of a matrix, None for a number or a vector."""
+        return dict(self.shapes).get(name)
+
     def labels(self) -> tuple[str, ...]:
-        """One label per entry: ``x`` for scalars, ``x[0]``, ``x[1]``, ... for vectors."""
+        """One label per entry: ``x`` for scalars, ``x[0]``, ``x[1]``, ... for vectors, ``x[0,1]`` for matrices."""
         return self._labels
 
     @cached_property
     def _labels(self) -> tuple[str, ...]:
-        return tuple(
-            label
-            for name, length in self.blocks
-            for label in ([name] if length == 1 else [f"{name}[{i}]" for i in range(length)])
-        )
+        shapes, found = dict(self.shapes), list[str]()
+        for name, length in self.blocks:
+            if name in shapes:
+                rows, columns = shapes[name]
+                found += [f"{name}[{i},{j}]" for i in range(rows) for j in range(columns)]
+            else:
+                found += [name] if length == 1 else [f"{name}[{i}]" for i in range(length)]
+        return tuple(found)

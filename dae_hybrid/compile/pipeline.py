@@ -106,7 +106,10 @@ def build_system(
     declared = [*model.declarations.values(), *(d for b in builders.units.values() for d in b.lowering.variables)]
     system = HybridSystem(
         name=model.name,
-        parameters=Layout.of((d.name, d.size) for d in parameters),
+        parameters=Layout(
+            tuple((d.name, d.size) for d in parameters),
+            tuple((d.name, d.matrix.shape) for d in parameters if d.matrix is not None),
+        ),
         memory=memory,
         functionals=functionals,
         nominal=nominal,

@@ -78,6 +78,9 @@ def _by_name(what: str, given: Mapping[str, Any], layout: Layout, default: Array
 
 def _column(what: str, name: str, value: Any, layout: Layout) -> Array:
     size, numbers = layout[name].stop - layout[name].start, _numbers(f"{what}[{name!r}]", value)
+    shape = layout.shape(name)
+    if shape is not None and numbers.shape[-2:] == shape and numbers.ndim in (2, 3):
+        return numbers.reshape(-1, size)
     if numbers.ndim <= 1 and size == 1:
         return numbers.reshape(-1, 1)
     if numbers.shape == (size,):

@@ -212,7 +212,8 @@ class StartChoice:
             Wrong names, shapes or types, or different numbers of runs.
         """
         base, given = self.base, as_columns(parameters)
-        layout = Layout(base.parameters.blocks[: len(base.parameters.blocks) - base.hidden_blocks])
+        own = base.parameters
+        layout = Layout(own.blocks[: len(own.blocks) - base.hidden_blocks], own.shapes)
         if isinstance(given, Mapping) or (base.hidden and np.shape(given)[1:] == (base.parameters.size,)):
             layout = base.parameters
         sets = read_table("parameters", given, layout, base.nominal[: layout.size])

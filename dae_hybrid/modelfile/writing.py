@@ -88,7 +88,10 @@ class _Writer:
         m = self._model
         found = {m.time.__hash__(): Text("t"), **self._columns}
         for d in m.declarations.values():
-            if d.signal is None:
+            if d.matrix is not None:
+                found[d.matrix.__hash__()] = Text(quoted(d.name))
+                found[d.symbol.__hash__()] = Text(f"reshape(transpose({quoted(d.name)}), {d.size}, 1)")
+            elif d.signal is None:
                 found[d.symbol.__hash__()] = Text(quoted(d.name))
         for name, (value, rate) in m.signals.items():
             for part, text in ((value, quoted(name)), (rate, f"der({quoted(name)})")):
@@ -106,7 +109,8 @@ class _Writer:
     # -- declarations -------------------------------------------------------------------------------------
 
     def _parameter(self, d: Declaration) -> Any:
-        words, value = _words(d), _numbers(d.start)
+        words = _words(d)
+        value = _numbers(d.start) if d.matrix is None else d.start.reshape(d.matrix.shape).tolist()
         return {"value": value, **words} if words else value
 
     def _variable(self, d: Declaration) -> dict[str, Any]:

@@ -100,7 +100,8 @@ class Variables:
         """Values of the optimised parameters by name."""
         chosen, layout = set(self.indices), self._system.parameters
         parts = {name: layout[name] for name in layout.names if layout[name].start in chosen}
-        return {n: float(p[s][0]) if s.stop - s.start == 1 else p[s].copy() for n, s in parts.items()}
+        shapes = {n: layout.shape(n) or (s.stop - s.start,) for n, s in parts.items()}
+        return {n: float(p[s][0]) if shapes[n] == (1,) else p[s].reshape(shapes[n]).copy() for n, s in parts.items()}
 
 
 def _named(what: str, system: HybridSystem, given: Any, indices: Sequence[int]) -> list[tuple[str, Any]]:

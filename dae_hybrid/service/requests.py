@@ -21,9 +21,11 @@ def finite_number(value: Any) -> float:
     return float(value)
 
 
-def _numbers(value: Any) -> float | list[float]:
+def _numbers(value: Any) -> float | list[Any]:
     if not isinstance(value, list):
         return finite_number(value)
+    if value and all(isinstance(row, list) for row in value):  # a matrix
+        return [[finite_number(entry) for entry in row] for row in value]
     for i, entry in enumerate(value):
         try:
             finite_number(entry)
@@ -39,6 +41,7 @@ def _tolerance(value: Any) -> float | dict[str, float]:
 
 
 NUMBER = {"type": "number"}
+ROW = {"type": "array", "items": NUMBER}
 Number = Annotated[float, Field(allow_inf_nan=False)]
 #: the errors of a million entries would fill the memory
 Numbers = Annotated[list[Number], Field(fail_fast=True)]
@@ -46,7 +49,9 @@ Names = Annotated[list[str], Field(fail_fast=True)]
 Interval = Annotated[list[Number], Field(fail_fast=True, min_length=2, max_length=2)]
 #: a number or a list of numbers; a union of pydantic's own would name its members in the paths of errors
 Values = Annotated[
-    Any, PlainValidator(_numbers), WithJsonSchema({"anyOf": [NUMBER, {"type": "array", "items": NUMBER}]})
+    Any,
+    PlainValidator(_numbers),
+    WithJsonSchema({"anyOf": [NUMBER, {"type": "array", "items": NUMBER}, {"type": "array", "items": ROW}]}),
 ]
 Tolerance = Annotated[
     Any,

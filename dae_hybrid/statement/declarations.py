@@ -68,6 +68,7 @@ class Declaration(Statement):
     of: Declaration | None = None  # memory: the variable it freezes
     signal: SignalData | None = None  # memory: the signal whose coefficients it holds
     bounds: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None  # algebraic: lower and upper
+    matrix: ca.MX | None = None  # parameter that is a matrix: the entries of `symbol`, row by row
     unit: str = ""
     description: str = ""
 

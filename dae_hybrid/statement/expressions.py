@@ -87,6 +87,21 @@ def numbers(what: str, value: ArrayLike, size: int | None = None) -> NDArray[np.
     return array
 
 
+def as_matrix(what: str, value: Any) -> NDArray[np.float64] | None:
+    """Return a two-dimensional array of finite numbers; None if the value is none."""
+    if not hasattr(value, "shape") and not (isinstance(value, list | tuple) and value and np.ndim(value[0]) == 1):
+        return None
+    try:
+        if by_label(value) is not None or np.ndim(value) != 2:
+            return None
+        array = real_array(value)
+    except ValueError as reason:
+        raise ModelError(f"{what} {reason}.") from None
+    if not array.size or not np.all(np.isfinite(array)):
+        raise ModelError(f"{what} must have finite entries, got {shown(value)}.")
+    return array
+
+
 def limits(what: str, bounds: Any, size: int) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
     """Return lower and upper bounds, each (size,), infinite where one is missing; None if `bounds` is None."""
     if bounds is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import casadi as ca
@@ -14,6 +14,7 @@ from dae_hybrid.errors import ModelError
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.statement.declarations import Declaration, Interpolation, Kind, SignalData, Statement
 from dae_hybrid.statement.expressions import (
+    as_matrix,
     checked_name,
     entries,
     expression,
@@ -65,7 +66,40 @@ class Symbols(Statement):
     def parameter(
         self, name: str, value: ArrayLike, *, size: int | None = None, unit: str = "", description: str = ""
     ) -> ca.MX:
-        """Declare a parameter with its nominal value; an array value declares a vector."""
+        """Declare a parameter with its nominal value.
+
+        Parameters
+        ----------
+        value : float or array
+            An array of shape (n,) declares a vector, one of shape (m, n) a matrix. The entries of a matrix follow each
+            other by rows, as ``K[0,0]``, ``K[0,1]``, ..., in arrays of all parameters, labels and derivatives.
+        size : int, optional
+            Length of a vector whose entries are equal.
+
+        Returns
+        -------
+        MX
+            A symbol, or an expression of shape (m, n).
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import dae_hybrid as dh
+        >>> m = dh.HybridModel("oscillators")
+        >>> K, x, v = m.parameter("K", np.diag([1.0, 4.0])), m.differential("x", size=2), m.differential("v", size=2)
+        >>> m.initial(m.mode("run", ode={x: v, v: -K @ x}), {x: 1.0, v: 0.0})
+        >>> m.functional("G", terminal=x[0])
+        >>> found = dh.adjoint_gradient(m.build(), (0, 1), parameters={"K": [[2, 1], [1, 4]]}, rtol=1e-9)
+        >>> found.parameters
+        ('K[0,0]', 'K[0,1]', 'K[1,0]', 'K[1,1]')
+        """
+        table = None if size is not None else as_matrix(f"parameter '{name}'", value)
+        if table is not None:
+            self._declare(name, "parameter", table.size, unit, description, value=table.ravel())
+            declared = self.declarations[name]
+            matrix = ca.reshape(declared.symbol, *table.shape[::-1]).T
+            self.declarations[name] = replace(declared, matrix=matrix)
+            return matrix
         value = entries(f"parameter '{name}'", name, size, value)
         nominal = numbers(f"parameter '{name}'", value, None if size is None else positive_size(name, size))
         return self._declare(name, "parameter", nominal.size, unit, description, value=nominal)

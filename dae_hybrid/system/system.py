@@ -326,10 +326,10 @@ class HybridSystem(NotPicklable):
         Parameters
         ----------
         given : mapping, labelled array or array, optional
-            A mapping of names to values; ``"k[1]"`` is an entry of a vector. A pandas Series with an index of its own,
-            a one-row DataFrame, an xarray DataArray with coordinates, a named tuple and a NumPy record are read as
-            mappings, in any order. Anything else, including a Series with the default index, gives all values in order
-            of declaration.
+            A mapping of names to values; ``"k[1]"`` is an entry of a vector, ``"K[0,1]"`` of a matrix. A pandas Series
+            with an index of its own, a one-row DataFrame, an xarray DataArray with coordinates, a named tuple and a
+            NumPy record are read as mappings, in any order. Anything else, including a Series with the default index,
+            gives all values in order of declaration; those of a matrix follow each other by rows.
 
         Returns
         -------
@@ -359,7 +359,7 @@ class HybridSystem(NotPicklable):
             if seen[part].any():
                 raise ParameterError(f"parameter {name!r} is given twice, as a whole and by its entries.")
             seen[part] = True
-            values[part] = _numbers(f"parameter {name!r}", value, labels)
+            values[part] = _numbers(f"parameter {name!r}", value, labels, self.parameters.shape(name))
         return values
 
     def _parameter_slice(self, name: object) -> slice:
@@ -526,12 +526,14 @@ def check_built(system: object) -> HybridSystem:
     return system.current()
 
 
-def _numbers(what: str, value: Any, labels: Sequence[str]) -> Array:
-    """Return finite numbers, one per label."""
+def _numbers(what: str, value: Any, labels: Sequence[str], shape: tuple[int, int] | None = None) -> Array:
+    """Return finite numbers, one per label; those of a matrix row by row."""
     try:
         array = np.atleast_1d(real_array(in_order(value, labels)))
     except ValueError as reason:
         raise ParameterError(f"{what} {reason}.") from None
+    if shape is not None and array.shape == shape:
+        array = array.ravel()
     if array.shape != (len(labels),):
         names = ", ".join(labels[:MAX_LABELS]) + ", ..." * (len(labels) > MAX_LABELS)
         raise ParameterError(
