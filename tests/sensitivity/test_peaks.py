@@ -1,0 +1,505 @@
+"""Peaks: extrema, their times, overshoot, rise and settling times against closed forms, with exact gradients."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import casadi as ca
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import brentq
+
+import dae_hybrid as dh
+from dae_hybrid import DerivativeWarning, EventError, GrazingError, ModelError
+
+STEP = {"zeta": 0.1, "w": 2.0}
+OPTIONS: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-12}
+RUNS: list[dict[str, Any]] = [
+    {},
+    {"native_events": False},
+    {"method": "bdf"},
+    {"method": "adams"},
+    {"adapter": "scipy"},
+    {"adapter": "casadi"},
+]
+
+
+def step_response() -> dh.HybridModel:
+    """A damped oscillator after a step, x'' + 2 zeta w x' + w^2 (x - 1) = 0."""
+    m = dh.HybridModel("step response")
+    zeta, w = m.parameter("zeta", STEP["zeta"]), m.parameter("w", STEP["w"])
+    x, v = m.differential("x"), m.differential("v")
+    only = m.mode("only", ode={x: v, v: -(w**2) * (x - 1) - 2 * zeta * w * v})
+    m.initial(only, {x: 0.0, v: 0.0})
+    m.functional("peak", maximum=x)
+    m.functional("peak time", time_of_maximum=x)
+    m.functional("overshoot", overshoot=(x, 0.0, 1.0))
+    m.functional("rise", rise_time=(x, 0.1, 0.9))
+    m.functional("settling", settling_time=(x, 1.0, 0.05))
+    m.functional("braking", minimum=m.der(v))
+    m.functional("both", maximum=ca.vertcat(x, -x))
+    return m
+
+
+@cache
+def system() -> dh.HybridSystem:
+    return step_response().build()
+
+
+def assert_agree(check: dh.GradientCheck, differences: float = 1e-5) -> None:
+    """Forward and adjoint gradients agree, and finite differences to their accuracy."""
+    assert check.same_events
+    assert check.difference("adjoint", "forward") < 1e-5
+    assert check.difference("finite_difference", "forward") < differences
+
+
+class Exact:
+    """The step response in closed form."""
+
+    def __init__(self, zeta: float, w: float) -> None:
+        self.zeta, self.w, self.wd = zeta, w, w * math.sqrt(1 - zeta**2)
+
+    def x(self, t: float) -> float:
+        share = self.zeta / math.sqrt(1 - self.zeta**2)
+        return 1 - math.exp(-self.zeta * self.w * t) * (math.cos(self.wd * t) + share * math.sin(self.wd * t))
+
+    @property
+    def overshoot(self) -> float:
+        return math.exp(-math.pi * self.zeta / math.sqrt(1 - self.zeta**2))
+
+    @property
+    def peak_time(self) -> float:
+        return math.pi / self.wd
+
+    @property
+    def rise(self) -> float:
+        low, high = (brentq(lambda t, c=c: self.x(t) - c, 0, self.peak_time, xtol=1e-14) for c in (0.1, 0.9))
+        return high - low
+
+    @property
+    def settling(self) -> float:
+        """The last crossing of the band is after the last extremum outside it."""
+        k = math.floor(math.log(1 / 0.05) / -math.log(self.overshoot))
+        side = 1 if k % 2 else -1
+        start = k * self.peak_time
+        return float(brentq(lambda t: side * (self.x(t) - 1) - 0.05, start, start + self.peak_time, xtol=1e-14))
+
+    @property
+    def braking(self) -> float:
+        """The smallest acceleration: x''' = 0 at the time at which the phase of x'' is that of its extremum."""
+        t = (math.pi - 2 * math.asin(self.zeta) + 0.0) / self.wd  # x'' = -w^2/wd d/dt(exp sin)
+        found = [self._acceleration(s) for s in np.linspace(0.8 * t, 1.2 * t, 20_001)]
+        return min(found)
+
+    def _acceleration(self, t: float) -> float:
+        decay, s, c = math.exp(-self.zeta * self.w * t), math.sin(self.wd * t), math.cos(self.wd * t)
+        return self.w**2 / self.wd * decay * (self.wd * c - self.zeta * self.w * s)
+
+
+def derivatives(of: Callable[[Exact], float], zeta: float, w: float) -> np.ndarray:
+    """Central differences of a closed form."""
+    h = 1e-5
+    return np.array(
+        [
+            (of(Exact(zeta * (1 + h), w)) - of(Exact(zeta * (1 - h), w))) / (2 * h * zeta),
+            (of(Exact(zeta, w * (1 + h))) - of(Exact(zeta, w * (1 - h)))) / (2 * h * w),
+        ]
+    )
+
+
+CLOSED: dict[str, Callable[[Exact], float]] = {
+    "peak": lambda e: 1 + e.overshoot,
+    "peak time": lambda e: e.peak_time,
+    "overshoot": lambda e: e.overshoot,
+    "rise": lambda e: e.rise,
+    "settling": lambda e: e.settling,
+}
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: " ".join(map(str, run.values())) or "default")
+def test_step_response_has_its_closed_form(run: dict[str, Any]) -> None:
+    exact = run == {} or run == {"native_events": False}
+    call = OPTIONS | run | ({} if exact else {"rtol": 1e-8, "atol": 1e-10})
+    accuracy = 1e-8 if exact else 2e-5
+    values = dh.simulate(system(), (0, 20), **call).functionals
+    forward = dh.forward_sensitivity(system(), (0, 20), **call).gradient
+    for name, closed in CLOSED.items():
+        by_p = derivatives(closed, **STEP)
+        scale = np.abs(by_p).max()
+        assert values[name] == pytest.approx(closed(Exact(**STEP)), rel=accuracy)
+        np.testing.assert_allclose(forward[name], by_p, rtol=0, atol=max(accuracy, 1e-7) * scale)
+    for name in ("overshoot", "settling"):
+        found = dh.adjoint_gradient(system(), (0, 20), name, **call)
+        assert found.value == pytest.approx(values[name], rel=accuracy)
+        np.testing.assert_allclose(found.gradient, forward[name], rtol=0, atol=accuracy * np.abs(forward[name]).max())
+
+
+def test_extremum_of_an_acceleration() -> None:
+    found = dh.adjoint_gradient(system(), (0, 20), "braking", **OPTIONS)
+    assert found.value == pytest.approx(Exact(**STEP).braking, rel=1e-7)
+    np.testing.assert_allclose(found.gradient, derivatives(lambda e: e.braking, **STEP), rtol=1e-4)
+
+
+def test_entries_of_a_vector_have_places_of_their_own() -> None:
+    found = dh.forward_sensitivity(system(), (0, 20), **OPTIONS)
+    np.testing.assert_allclose(found.trajectory.functionals["both"], [1 + Exact(**STEP).overshoot, 0.0], atol=1e-9)
+    np.testing.assert_allclose(found.gradient["both"], [found.gradient["peak"], [0.0, 0.0]], atol=1e-9)
+
+
+def test_time_above_a_bound_and_what_exceeds_it() -> None:
+    m = step_response()
+    x = m.declarations["x"].symbol
+    m.functionals = {}
+    m.functional("above", time_above=(x, 1.2))
+    m.functional("excess", exceedance=(x, 1.2))
+    built = m.build()
+    t = np.linspace(0, 20, 400_001)
+    e = Exact(**STEP)
+    over = np.maximum(np.array([e.x(s) for s in t]) - 1.2, 0)
+    for name, value in (("above", np.mean(over > 0) * 20), ("excess", np.trapezoid(over, t))):
+        check = dh.check_gradient(built, (0, 20), functional=name, rtol=1e-9, atol=1e-11)
+        assert check.value == pytest.approx(value, abs=1e-4)
+        assert_agree(check, differences=1e-3)
+
+
+@cache
+def overshooting() -> dh.HybridSystem:
+    m = step_response()
+    m.functionals = {"overshoot": m.functionals["overshoot"]}
+    return m.build()
+
+
+@settings(max_examples=15, deadline=None)
+@given(zeta=st.floats(0.02, 0.9), w=st.floats(0.2, 20.0))
+def test_overshoot_of_any_oscillator(zeta: float, w: float) -> None:
+    p, e = {"zeta": zeta, "w": w}, Exact(zeta, w)
+    found = dh.adjoint_gradient(overshooting(), (0, 60 / w), parameters=p, **OPTIONS)
+    assert found.value == pytest.approx(e.overshoot, rel=1e-7, abs=1e-9)
+    by_zeta = -math.pi / (1 - zeta**2) ** 1.5 * e.overshoot
+    np.testing.assert_allclose(found.gradient, [by_zeta, 0.0], rtol=1e-5, atol=1e-7)
+
+
+def test_the_integrator_is_not_restarted() -> None:
+    m = step_response()
+    m.functionals = {}
+    plain = dh.simulate(m.build(), (0, 20), **OPTIONS)
+    m = step_response()
+    for name in ("rise", "settling"):
+        del m.functionals[name]
+    sol = dh.simulate(m.build(), (0, 20), **OPTIONS)
+    assert sol.statistics["steps"] == plain.statistics["steps"]
+    assert len(sol.events) == 0
+
+
+# -- sides of events ---------------------------------------------------------------------------------------------
+
+
+def ball() -> dh.HybridModel:
+    """A ball that bounces; its speed is largest just before the first impact."""
+    m = dh.HybridModel("ball")
+    g, e, h = m.parameter("g", 9.81), m.parameter("e", 0.8), m.parameter("h", 1.0)
+    y, v = m.differential("y"), m.differential("v")
+    flight = m.mode("flight", ode={y: v, v: -g})
+    m.transition(flight, flight, guard=y, direction="falling", reset={v: -e * v})
+    m.initial(flight, {y: h, v: 0.0})
+    m.functional("fastest", minimum=v)
+    m.functional("rebound", maximum=v)
+    m.functional("first impact", time_of_minimum=v)
+    m.functional("top", maximum=y)
+    m.functional("mixed", maximum=v, terminal=y, at_times={0.2: v})
+    return m
+
+
+@cache
+def bouncing() -> dh.HybridSystem:
+    return ball().build()
+
+
+SPEED = math.sqrt(2 * 9.81)
+IMPACTS = {
+    "fastest": (-SPEED, [-SPEED / 2 / 9.81, 0.0, -SPEED / 2]),
+    "rebound": (0.8 * SPEED, [0.8 * SPEED / 2 / 9.81, SPEED, 0.8 * SPEED / 2]),
+    "first impact": (math.sqrt(2 / 9.81), [-math.sqrt(2 / 9.81) / 2 / 9.81, 0.0, math.sqrt(2 / 9.81) / 2]),
+    "top": (1.0, [0.0, 0.0, 1.0]),
+}
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: " ".join(map(str, run.values())) or "default")
+def test_sides_of_an_impact(run: dict[str, Any]) -> None:
+    forward = dh.forward_sensitivity(bouncing(), (0, 3.5), **OPTIONS, **run)
+    for name, (value, by_p) in IMPACTS.items():
+        backward = dh.adjoint_gradient(bouncing(), (0, 3.5), name, **OPTIONS, **run)
+        for found in (backward.value, forward.trajectory.functionals[name]):
+            assert found == pytest.approx(value, rel=1e-7)
+        np.testing.assert_allclose(backward.gradient, by_p, atol=1e-6)
+        np.testing.assert_allclose(forward.gradient[name], by_p, atol=1e-6)
+    assert len(forward.trajectory.events) == 9
+
+
+def test_peaks_beside_other_parts_and_duality_along_the_run() -> None:
+    found = dh.adjoint_gradient(bouncing(), (0, 3.5), "mixed", duality=True, **OPTIONS)
+    assert found.duality is not None
+    assert np.ptp(found.duality.values) < 1e-7 * np.abs(found.duality.values).max()
+    assert_agree(dh.check_gradient(bouncing(), (0, 1.5), functional="mixed", **OPTIONS))
+
+
+def test_checkpoints_pickles_and_what_is_kept() -> None:
+    gradient = dh.adjoint_gradient(bouncing(), (0, 3.5), "rebound", **OPTIONS)
+    short = dh.adjoint_gradient(bouncing(), (0, 3.5), "rebound", adjoint_memory=1.0, **OPTIONS)
+    np.testing.assert_allclose(short.gradient, gradient.gradient, rtol=1e-9)
+    again = pickle.loads(pickle.dumps(gradient))
+    np.testing.assert_array_equal(again.gradient, gradient.gradient)
+    assert again.trajectory.functionals == gradient.trajectory.functionals
+    for keep in ("events", "final"):
+        sol = dh.simulate(bouncing(), (0, 3.5), keep=keep, **OPTIONS)
+        assert sol.functionals["rebound"] == pytest.approx(0.8 * SPEED, rel=1e-9)
+        assert sol.kept == keep
+    sampled = dh.simulate(bouncing(), (0, 3.5), t_eval=[0.0, 3.0], **OPTIONS)
+    assert sampled.functionals["rebound"] == pytest.approx(0.8 * SPEED, rel=1e-9)
+
+
+def test_prepared_calls_batches_hessians_and_fits() -> None:
+    heights = [1.0, 1.1, 1.2]
+    table = [[9.81, 0.8, h] for h in heights]
+    speeds = np.sqrt(2 * 9.81 * np.array(heights))
+    prepared = dh.prepare(bouncing(), (0, 1.0), functional="fastest", derivatives="adjoint", **OPTIONS)
+    runs = dh.batch(bouncing(), (0, 1.0), parameters=table, functional="fastest", gradient="adjoint", **OPTIONS)
+    np.testing.assert_allclose(runs.functionals["fastest"], -speeds, rtol=1e-9)
+    for row, gradient in zip(table, runs.gradient["fastest"], strict=True):
+        np.testing.assert_array_equal(prepared(np.array(row)).gradient["fastest"], gradient)
+    second = dh.hessian(bouncing(), (0, 1.0), "fastest", wrt="h", **OPTIONS)
+    assert second.matrix[0, 0] == pytest.approx(SPEED / 4, rel=1e-4)
+    data = dh.Experiment(functionals={"overshoot": 0.6, "peak time": 1.3}, t_span=(0, 20), sigma=0.01)
+    found = dh.fit(system(), data, ["zeta", "w"], rtol=1e-9).parameters
+    assert Exact(found["zeta"], found["w"]).overshoot == pytest.approx(0.6, rel=1e-6)
+    assert Exact(found["zeta"], found["w"]).peak_time == pytest.approx(1.3, rel=1e-6)
+
+
+# -- ends, knots, modes ------------------------------------------------------------------------------------------
+
+
+def test_start_and_end() -> None:
+    m = dh.HybridModel("decay")
+    k, x0 = m.parameter("k", 0.5), m.parameter("x0", 2.0)
+    x = m.differential("x")
+    m.initial(m.mode("only", ode={x: -k * x}), {x: x0})
+    m.functional("first", maximum=x)
+    m.functional("last", minimum=x)
+    m.functional("when", time_of_minimum=x)
+    found = dh.forward_sensitivity(m.build(), (0, 3), **OPTIONS)
+    end = 2 * math.exp(-1.5)
+    np.testing.assert_allclose(found.trajectory.functionals["last"], end, rtol=1e-9)
+    np.testing.assert_allclose(found.gradient["first"], [0.0, 1.0], atol=1e-12)
+    np.testing.assert_allclose(found.gradient["last"], [-3 * end, end / 2], rtol=1e-8)
+    np.testing.assert_allclose(found.gradient["when"], [0.0, 0.0])
+    assert found.trajectory.functionals["when"] == 3.0
+
+
+def test_end_by_an_event() -> None:
+    m = dh.HybridModel("launch")
+    a, c = m.parameter("a", 2.0), m.parameter("c", 3.0)
+    x = m.differential("x")
+    only = m.mode("only", ode={x: a})
+    m.transition(only, None, guard=x - c, direction="rising")
+    m.initial(only, {x: 0.0})
+    m.functional("late", maximum=a * m.time)
+    for run in ({}, {"native_events": False}):
+        found = dh.adjoint_gradient(m.build(), (0, 9), **OPTIONS, **run)
+        assert found.value == pytest.approx(3.0)
+        np.testing.assert_allclose(found.gradient, [0.0, 1.0], atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["previous", "linear"])
+def test_sides_of_knots(kind: Any) -> None:
+    m = dh.HybridModel("input")
+    a = m.parameter("a", 2.0)
+    f = m.signal("f", [0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 0.2, 0.0], kind=kind)
+    x = m.differential("x")
+    m.initial(m.mode("only", ode={x: a * f - x}), {x: 0.0})
+    m.functional("input", maximum=a * f)
+    m.functional("slowest", minimum=m.der(x))
+    m.functional("fastest", maximum=m.der(x))
+    built = m.build()
+    found = dh.forward_sensitivity(built, (0, 3), **OPTIONS)
+    assert found.gradient["input"] == pytest.approx([1.0])
+    x1 = {"previous": 0.0, "linear": math.exp(-1)}[kind]  # x(1) / a
+    fastest = {"previous": 1.0, "linear": 1 - x1}[kind]  # the largest rate is behind the knot, or at it
+    assert found.gradient["fastest"] == pytest.approx([fastest], rel=1e-8)
+    for name in ("slowest", "fastest"):
+        assert_agree(dh.check_gradient(built, (0, 3), functional=name, **OPTIONS))
+
+
+def test_a_side_before_a_knot() -> None:
+    m = dh.HybridModel("switch-off")
+    a = m.parameter("a", 2.0)
+    f = m.signal("f", [0.0, 1.0, 2.0], [1.0, 0.0, 0.0], kind="previous")
+    x = m.differential("x")
+    m.initial(m.mode("only", ode={x: a * f}), {x: 0.0})
+    m.functional("force", maximum=f * (1 + x))
+    m.functional("when", time_of_maximum=f * (1 + x))
+    found = dh.forward_sensitivity(m.build(), (0, 2), **OPTIONS)
+    assert found.trajectory.functionals["force"] == pytest.approx(3.0, rel=1e-9)
+    np.testing.assert_allclose(found.gradient["force"], [1.0], rtol=1e-7)
+    assert found.trajectory.functionals["when"] == 1.0
+
+
+def test_algebraic_variables_and_constraints() -> None:
+    m = dh.HybridModel("nonlinear")
+    a, b = m.parameter("a", 1.0), m.parameter("b", 2.0)
+    x, v, z = m.differential("x"), m.differential("v"), m.algebraic("z", guess=0.5)
+    only = m.mode("only", ode={x: v, v: -b * x - 0.2 * v}, algebraic=[z**3 + z - a * x - 0.1 * v])
+    m.initial(only, {x: 1.0, v: 0.5})
+    m.functional("low", minimum=z)
+    m.functional("when", time_of_minimum=z)
+    m.functional("settled", settling_time=(z, 0.0, 0.2))
+    for run in ({}, {"method": "bdf"}, {"adapter": "casadi"}):
+        for name in ("low", "when", "settled"):
+            assert_agree(dh.check_gradient(m.build(), (0, 10), functional=name, rtol=1e-9, atol=1e-11, **run))
+    m = dh.HybridModel("pendulum")
+    g = m.parameter("g", 9.81)
+    x, y, u, w = (m.differential(name) for name in "xyuw")
+    tension = m.algebraic("tension")
+    only = m.mode("only", ode={x: u, y: w, u: -tension * x, w: -tension * y - g}, constraint=[x * u + y * w])
+    m.initial(only, {x: 0.8, y: -0.6, u: 0.0, w: 0.0})
+    m.functional("tension", maximum=tension)
+    found = dh.adjoint_gradient(m.build(), (0, 1.3), rtol=1e-9)
+    assert found.value == pytest.approx(1.8 * 9.81, rel=1e-7)  # g + v^2, with v^2 = 0.8 g
+    np.testing.assert_allclose(found.gradient, [1.8], rtol=1e-6)
+
+
+def test_implicit_equations() -> None:
+    m = dh.HybridModel("implicit")
+    a, x, v = m.parameter("a", 1.0), m.differential("x"), m.differential("v")
+    only = m.mode("only", residual=[m.der(x) - v, (1 + x**2) * m.der(v) + a * x + 0.1 * v])
+    m.initial(only, {x: 1.0, v: 0.0})
+    m.functional("force", maximum=m.der(v))
+    m.functional("when", time_of_maximum=m.der(v))
+    for name in ("force", "when"):
+        assert_agree(dh.check_gradient(m.build(), (0, 6), functional=name, **OPTIONS))
+
+
+def test_kinks_are_events() -> None:
+    m = step_response()
+    x = m.declarations["x"].symbol
+    m.functionals = {}
+    m.functional("one", maximum=ca.fabs(x - 0.5))
+    m.functional("two", maximum_abs=x - 0.5)
+    found = dh.forward_sensitivity(m.build(), (0, 20), **OPTIONS)
+    assert found.trajectory.n_events > 2
+    assert found.trajectory.functionals["one"] == pytest.approx(found.trajectory.functionals["two"], rel=1e-9)
+    np.testing.assert_allclose(found.gradient["one"], found.gradient["two"], atol=1e-8)
+
+
+@pytest.mark.parametrize("method", ["erk", "bdf"])
+def test_turns_within_steps_are_found(method: str) -> None:
+    m = dh.HybridModel("ripple")
+    a = m.parameter("a", 1.0)
+    x = m.differential("x")
+    m.initial(m.mode("only", ode={x: a}), {x: 0.0})
+    m.functional("ripple", maximum=ca.sin(40 * x) * ca.exp(-((x - 2) ** 2)))
+    t = np.linspace(0, 5, 2_000_001)
+    expected = np.max(np.sin(40 * t) * np.exp(-((t - 2) ** 2)))
+    sol = dh.simulate(m.build(), (0, 5), rtol=1e-8, method=method)
+    assert sol.functionals["ripple"] == pytest.approx(expected, rel=1e-9)
+    assert sol.statistics["steps"] < 200
+
+
+# -- ties and plateaus -------------------------------------------------------------------------------------------
+
+
+def test_equal_peaks_with_equal_derivatives_are_silent() -> None:
+    m = dh.HybridModel("undamped")
+    w, x0, v0 = m.parameter("w", 2.0), m.parameter("x0", 1.0), m.parameter("v0", 1.0)
+    x, v = m.differential("x"), m.differential("v")
+    m.initial(m.mode("only", ode={x: v, v: -(w**2) * x}), {x: x0, v: v0})
+    m.functional("amplitude", maximum_abs=x)
+    m.functional("when", time_of_maximum=x)
+    amplitude = math.sqrt(1.25)
+    found = dh.adjoint_gradient(m.build(), (0, 60), "amplitude", **OPTIONS)
+    assert found.value == pytest.approx(amplitude, rel=1e-8)
+    np.testing.assert_allclose(found.gradient, np.array([-0.125, 1.0, 0.25]) / amplitude, rtol=1e-6)
+    with pytest.raises(GrazingError, match="the time jumps from one to the other"):
+        dh.adjoint_gradient(m.build(), (0, 60), "when", **OPTIONS)
+
+
+def two_bumps() -> dh.HybridSystem:
+    m = dh.HybridModel("bumps")
+    a, b, t = m.parameter("a", 1.0), m.parameter("b", 1.0), m.time
+    x = m.differential("x")
+    m.initial(m.mode("only", ode={x: -x}), {x: 0.0})
+    m.functional("height", maximum=x + a * ca.exp(-10 * (t - 1) ** 2) + b * ca.exp(-10 * (t - 3) ** 2))
+    return m.build()
+
+
+@pytest.mark.uncertified
+def test_ties_with_different_derivatives_are_not_silent() -> None:
+    bumps = two_bumps()
+    with pytest.raises(EventError, match=r"one-sided derivatives, \[1 .*\] by a stationary point at t = 1, and"):
+        dh.adjoint_gradient(bumps, (0, 5), rtol=1e-9)
+    with pytest.warns(DerivativeWarning, match="Several places have the maximum of functional 'height'"):
+        found = dh.adjoint_gradient(bumps, (0, 5), rtol=1e-9, strict=False)
+    with pytest.warns(DerivativeWarning, match="within the accuracy of the run"):
+        found = dh.adjoint_gradient(bumps, (0, 5), parameters={"b": 1 + 1e-9}, rtol=1e-9)
+    np.testing.assert_allclose(found.gradient, [0.0, 1.0], atol=1e-12)
+    apart = dh.adjoint_gradient(bumps, (0, 5), parameters={"b": 1.001}, rtol=1e-9)
+    np.testing.assert_allclose(apart.gradient, [0.0, 1.0], atol=1e-12)
+
+
+def test_plateaus() -> None:
+    m = dh.HybridModel("plateau")
+    a, c = m.parameter("a", 1.0), m.parameter("c", 0.5)
+    x = m.differential("x")
+    up, hold, down = m.mode("up", ode={x: a}), m.mode("hold", ode={x: 0 * x}), m.mode("down", ode={x: -x})
+    m.transition(up, hold, guard=x - c, direction="rising")
+    m.transition(hold, down, at=2.0)
+    m.initial(up, {x: 0.0})
+    m.functional("level", maximum=x)
+    m.functional("when", time_of_maximum=x)
+    found = dh.adjoint_gradient(m.build(), (0, 4), "level", **OPTIONS)
+    np.testing.assert_allclose([found.value, *found.gradient], [0.5, 0.0, 1.0], atol=1e-9)
+    with pytest.raises(GrazingError, match="time jumps"):
+        dh.adjoint_gradient(m.build(), (0, 4), "when", **OPTIONS)
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------
+
+
+def test_levels_that_are_not_reached() -> None:
+    m = step_response()
+    x = m.declarations["x"].symbol
+    m.functionals = {}
+    m.functional("high", rise_time=(x, 0.1, 1.9))
+    with pytest.raises(EventError, match="rise_time of functional 'high' never reaches its level") as raised:
+        dh.simulate(m.build(), (0, 20))
+    assert raised.value.trajectory is not None
+    m.functionals = {}
+    m.functional("late", settling_time=(x, 1.0, 0.05))
+    with pytest.raises(EventError, match="outside its band at the end of the run"):
+        dh.simulate(m.build(), (0, 2))
+    m.functionals = {}
+    m.functional("touch", rise_time=(x, 0.1, 1 + Exact(**STEP).overshoot - 1e-8))
+    with pytest.raises(GrazingError, match=r"goes beyond its level by about 1\.0e-08, within the accuracy of the run"):
+        dh.adjoint_gradient(m.build(), (0, 20), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"maximun": 1}, "has no part 'maximun'"),
+        ({"rise_time": 1}, "takes"),
+        ({"rise_time": (1, 2)}, "takes"),
+        ({"settling_time": (1, [1, 2], 3)}, "sizes must be 1 or that of the signal"),
+        ({"maximum": [1, 2], "terminal": 1}, "one common size"),
+        ({"maximum": 1, "overshoot": (1, 0, 2)}, "an overshoot and another maximum"),
+    ],
+)
+def test_statements_that_are_refused(parts: dict[str, Any], said: str) -> None:
+    m = dh.HybridModel("m")
+    with pytest.raises(ModelError, match=said):
+        m.functional("f", **parts)
