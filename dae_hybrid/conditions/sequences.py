@@ -2,7 +2,8 @@
 
 Values and derivatives of a run depend smoothly on parameters as long as the sequence stays the same. Where it changes,
 a functional may have a kink or a jump. An event is coded as twice the index of its transition, plus one if its guard
-rises; a measurement as -1. Knots of signals and the places of peaks are left out. The sides of relations that are not events follow.
+rises; a measurement as -1. Knots of signals and the places of peaks are left out. The sides of relations that are not
+events follow.
 """
 
 from __future__ import annotations

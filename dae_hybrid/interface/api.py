@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Literal, TypedDict, Unpack
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from dae_hybrid.conditions.amplification import LOOSER, lost_digits
@@ -14,13 +13,13 @@ from dae_hybrid.conditions.certify import attach_trajectory, check_derivative_co
 from dae_hybrid.conditions.error_estimate import SECOND_RUN_SHARE
 from dae_hybrid.errors import OptionError
 from dae_hybrid.interface.parameter_sets import ParameterTable
-from dae_hybrid.interface.peaks import decide_peaks, simulated
+from dae_hybrid.interface.peaks import decide_peaks, places_moved, simulated
 from dae_hybrid.interface.runs import Parameters, RunBuilder
 from dae_hybrid.interface.starts import started
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Keep, LinearSolver, OnZeno, Preconditioner, SensitivityMethod, Simultaneous, check_keep
 from dae_hybrid.port.native_plan import MemoryBound
-from dae_hybrid.sensitivity.duality import compare, direction
+from dae_hybrid.sensitivity.duality import TangentTrace, compare, direction
 from dae_hybrid.sensitivity.forward import TangentState
 from dae_hybrid.sensitivity.results import ForwardSensitivity, Gradient
 from dae_hybrid.statement.declarations import Mode
@@ -195,19 +194,25 @@ def forward_sensitivity(
     allowed, conditions = setup.allowed(duality), setup.conditions(strict=strict)
     decide_peaks(setup)
     indices = system.parameter_indices(wrt)
-    directions, trace, v = setup.directions(indices, conditions), None, np.zeros(0)
-    if allowed is not None:
-        v = direction(setup.p[list(indices)])
-        directions = trace = setup.tangent_trace(directions.directions, v, conditions)
+    v = direction(setup.p[list(indices)])
+
+    def tangents() -> TangentState:
+        found = setup.directions(indices, conditions)
+        return found if allowed is None else setup.tangent_trace(found.directions, v, conditions)
+
+    directions = tangents()
     trajectory = setup.run(directions)
+    while places_moved(setup, trajectory):
+        directions = tangents()
+        trajectory = setup.run(directions)
     with attach_trajectory(trajectory):
         gradient = directions.gradient(trajectory)
         checked = {}
-        if trace is not None and allowed is not None and system.functionals.names:
+        if isinstance(directions, TangentTrace) and allowed is not None and system.functionals.names:
             run = setup.run(for_adjoint=True)
             for name in system.functionals.names:
                 sweep_result = setup.adjoint(run, name, indices, conditions, at_events=True)
-                checked[name] = compare(name, sweep_result, trace, gradient @ v, v, allowed)
+                checked[name] = compare(name, sweep_result, directions, gradient @ v, v, allowed)
         parts = system.functionals
         growth = lost_digits(
             trajectory,
@@ -299,6 +304,8 @@ def adjoint_gradient(
         rows = keep == "final" or (keep == "events" and t_eval is None)
         setup.bound = MemoryBound(setup.options.adjoint_memory, keep == "final", rows)
     trajectory = setup.run(for_adjoint=True)
+    while places_moved(setup, trajectory):
+        trajectory = setup.run(for_adjoint=True)
 
     def forward() -> tuple[Trajectory, TangentState]:
         directions = setup.directions(indices, conditions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
 from types import MappingProxyType
@@ -11,12 +12,21 @@ import numpy as np
 
 from dae_hybrid.conditions.certify import attach_trajectory
 from dae_hybrid.numerics.arrays import Array, scalar
+from dae_hybrid.port.record_table import RecordTable
+from dae_hybrid.port.records import MeasurementRecord
+from dae_hybrid.port.segment_rules import SAME_INSTANT
 from dae_hybrid.system.peaks import decided
 from dae_hybrid.trajectory.peak_search import decision_of
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from dae_hybrid.interface.runs import RunBuilder
+
+#: relative change of the slope at a stationary point or a crossing, from one run to the next, that needs no further
+#: run, and the same in multiples of rtol
+SAME_SLOPE, SAME_SLOPE_RTOLS = 1e-6, 10.0
+#: largest number of further runs
+MAX_ATTEMPTS = 4
 
 
 def simulated(setup: RunBuilder) -> Trajectory:
@@ -43,7 +53,45 @@ def decide_peaks(setup: RunBuilder) -> None:
     own.keep, own.t_eval = "all", np.zeros(0)
     run = own.run(keep_path=True)
     with attach_trajectory(run):
-        setup.system = decided(setup.system, decision_of(run))
+        setup.undecided, setup.system = setup.system, decided(setup.system, decision_of(run))
+
+
+def places_moved(setup: RunBuilder, run: Trajectory) -> bool:
+    """Whether stationary points and crossings of a run with derivatives are elsewhere than in that which decided.
+
+    The times of a sharp peak in two runs differ by more than its width allows. The system of the call then has
+    measurements at the times of this run, which is to be repeated.
+    """
+    system, decision = run.system, run.system.decision
+    if decision is None or setup.attempts >= MAX_ATTEMPTS:
+        return False
+    same = max(SAME_SLOPE, SAME_SLOPE_RTOLS * run.options.rtol)
+    places, fixed, changed = list(decision.places), [i for i, p in enumerate(decision.places) if p.event < 0], False
+    for record in _records(run):
+        k = record.index - system.n_stated
+        if not 0 <= k < len(fixed) or (zero := places[fixed[k]].zero) is None:
+            continue
+        place = places[fixed[k]]
+        peak, args = system.peaks[place.peak], (record.time, record.x, record.memory, run.parameters)
+        value, slope = zero.seen(peak.watch(record.mode.index)(*args))
+        if not slope * zero.slope > 0 or abs(slope - zero.slope) <= same * abs(zero.slope):
+            continue
+        t = min(max(record.time - value / slope, run.t_span[0]), run.final[0])
+        apart = abs(t - record.time) > SAME_INSTANT * max(abs(t), t - run.t_span[0])
+        places[fixed[k]], changed = place.moved(t, zero.slope if apart else slope), True
+    if changed:
+        setup.attempts += 1
+        setup.system = decided(setup.undecided, replace(decision, places=tuple(places)))
+    return changed
+
+
+def _records(run: Trajectory) -> Iterator[MeasurementRecord]:
+    """Yield the measurements of a run."""
+    for item in run.parts.given:
+        if isinstance(item, RecordTable):
+            yield from item.measurements(run.system)
+        elif isinstance(item, MeasurementRecord):
+            yield item
 
 
 def with_values(run: Trajectory, values: Array) -> Trajectory:

@@ -64,6 +64,7 @@ class RunBuilder:
         adapter: str, options: Mapping[str, Any], analysis: Analysis = "simulate", keep: Keep = "all",
     ) -> None:  # fmt: skip
         self.system, self.keep, self.bound = for_call(system, adapter, options), keep, UNBOUNDED
+        self.undecided, self.attempts = self.system, 0  # the system before its peaks were decided, runs that moved them
         check_keep(keep, t_eval)
         self.span = check_time_span(t_span)
         self.t_eval = check_times(t_eval, self.span)

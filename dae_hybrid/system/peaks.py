@@ -12,7 +12,7 @@ on one side of an event:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -78,6 +78,19 @@ class Peak:
 type SidePoint = tuple[ModeSystem, float, Array, Array, Array]
 
 
+class Zero(NamedTuple):
+    """What vanishes at the time of a place: the rate of a watched expression, or its value at a crossing."""
+
+    entry: int
+    of_rate: bool
+    slope: float  # its rate there
+
+    def seen(self, values: Sequence[Array]) -> tuple[float, float]:
+        """Return its value and its rate from the watched expressions and their rates at a point."""
+        first = int(self.of_rate)
+        return float(values[first][self.entry]), float(values[first + 1][self.entry])
+
+
 class Place(NamedTuple):
     """What one place of a run contributes to a component: a measurement at `time`, or a side of an event.
 
@@ -94,6 +107,20 @@ class Place(NamedTuple):
     time_share: float = 0.0
     where: str = ""
     size: float = 0.0  # largest magnitude of the expression in the run
+    zero: Zero | None = None  # what vanishes at the time, unless that is an end of a smooth part
+
+    def moved(self, t: float, slope: float) -> Place:
+        """Return the place with its zero at another time, with another slope."""
+        zero = self.zero
+        if zero is None:
+            raise AssertionError("ends of smooth parts do not move")
+        data, n = self.data.copy(), (self.data.size - 1) // 3
+        first = zero.entry + n * zero.of_rate
+        data[-1] += data[first] * zero.slope * (self.time - t)  # the constant of a time
+        data[first] *= zero.slope / slope
+        if zero.of_rate:
+            data[2 * n + zero.entry] *= zero.slope / slope
+        return self._replace(time=t, data=data, zero=zero._replace(slope=slope))
 
     def weightless(self) -> Place:
         """Return the place without its contribution."""

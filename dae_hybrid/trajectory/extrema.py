@@ -11,7 +11,7 @@ from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.numerics.quintics import DEGREE, extrema
 from dae_hybrid.statement.peaks import TIMES
 from dae_hybrid.system.derivative_conditions import Conditions
-from dae_hybrid.system.peaks import EventSide, Place, Tie
+from dae_hybrid.system.peaks import EventSide, Place, Tie, Zero
 from dae_hybrid.trajectory.edges import Edge
 from dae_hybrid.trajectory.places import MAX_TIME_ERROR, TIED_TOLERANCES, PlaceFinder, Point, values_at
 
@@ -149,9 +149,12 @@ class ExtremumFinder(PlaceFinder):
             return self.at_edge(component, component, point, 0.0 if of_time else weight, 1.0 if of_time else 0.0)
         second, where = point.second, "a stationary point"
         is_resolved = point.rate_error <= MAX_TIME_ERROR * self.walk.span * abs(second) and second != 0
+        zero = Zero(component, True, second) if is_resolved else None
         if not of_time:
             square = -weight / (2 * second) if is_resolved else 0.0
-            return self.measured(component, component, point, self.peak.data(component, weight, square=square), where)
+            return self.measured(
+                component, component, point, self.peak.data(component, weight, square=square), where, zero
+            )
         if not is_resolved:
             self.fail(
                 point.time,
@@ -160,5 +163,5 @@ class ExtremumFinder(PlaceFinder):
             )
         rate = -1 / second if is_resolved else 0.0
         return self.measured(
-            component, component, point, self.peak.data(component, rate=rate, constant=point.time), where
+            component, component, point, self.peak.data(component, rate=rate, constant=point.time), where, zero
         )

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from dae_hybrid.errors import EventError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.quintics import DEGREE, extrema, roots
+from dae_hybrid.system.peaks import Zero
 from dae_hybrid.trajectory.places import TIED_TOLERANCES, PlaceFinder, Point, values_at
 
 #: distance, as a share of a piece, at which the direction of a crossing is looked at
@@ -131,7 +132,8 @@ class CrossingFinder(PlaceFinder):
             )
         slope = -weight / point.rate if point.rate else 0.0
         data = self.peak.data(entry, slope, constant=weight * (point.time + shift))
-        self.places.append(self.measured(component, entry, point, data, "a crossing"))
+        zero = Zero(entry, False, point.rate) if point.rate else None
+        self.places.append(self.measured(component, entry, point, data, "a crossing", zero))
 
     def _never(self, component: int, what: str, remedy: str) -> EventError:
         entry = f", entry {component}," if self.peak.size > 1 else ""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dae_hybrid.errors import DaeHybridError, GrazingError
 from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.numerics.quintics import basis
-from dae_hybrid.system.peaks import Peak, Place, Tie
+from dae_hybrid.system.peaks import Peak, Place, Tie, Zero
 from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.trajectory.edges import Edge, edges_of
 from dae_hybrid.trajectory.pieces import Motion, Scan, evaluate
@@ -157,11 +157,13 @@ class PlaceFinder:
 
     # -- places ----------------------------------------------------------------------------------------------
 
-    def measured(self, component: int, entry: int, point: Point, data: Array, where: str) -> Place:
+    def measured(
+        self, component: int, entry: int, point: Point, data: Array, where: str, zero: Zero | None = None
+    ) -> Place:
         """Return the place of a measurement of an expression at a point."""
         return Place(
             self.index, component, point.time, data, self._value(point, data),
-            where=f"{where} at t = {point.time:.9g}", size=float(self.sizes[entry]),
+            where=f"{where} at t = {point.time:.9g}", size=float(self.sizes[entry]), zero=zero,
         )  # fmt: skip
 
     def at_edge(
