@@ -8,6 +8,7 @@ from pathlib import Path as _Path
 
 import casadi as _casadi
 
+from dae_hybrid import importers
 from dae_hybrid.cancellation import Cancellation
 from dae_hybrid.conditions.sequences import EventSequence
 from dae_hybrid.ensembles.ensemble import ensemble
@@ -171,6 +172,7 @@ __all__ = [
     "form",
     "forward_sensitivity",
     "hessian",
+    "importers",
     "linear_propagation",
     "monte_carlo",
     "not_",

@@ -1,0 +1,188 @@
+"""The time courses of the SBML semantic test suite, by outcome.
+
+python benchmarks/sbml_suite.py PATH_TO_CHECKOUT [--jobs N] [--only 00001,00002] [--details FILE] [--write]
+
+PATH_TO_CHECKOUT is a checkout of github.com/sbmlteam/sbml-test-suite, or its folder cases/semantic. A case passes if
+every value is within the absolute and relative tolerances of its settings. --details writes one line for each case;
+--write writes the tables to docs/sbml_suite.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+import signal
+import sys
+import time
+import warnings
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import dae_hybrid as dh
+
+#: versions of a case, the first one that exists is run
+VERSIONS = ("l3v2", "l3v1", "l2v5", "l2v4", "l2v3", "l2v2", "l2v1", "l1v2")
+#: seconds for one case
+PATIENCE = 120
+RTOL = 1e-8
+#: share of the absolute tolerance of a case that the integrator gets
+ATOL_SHARE = 1e-6
+OUTCOMES = ("passed", "refused", "wrong", "failed")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Outcome of a case."""
+
+    case: str
+    result: str
+    reason: str
+    tags: tuple[str, ...]
+    seconds: float
+
+
+def settings_of(folder: Path) -> dict[str, str]:
+    """The entries of a settings file."""
+    lines = (folder / f"{folder.name}-settings.txt").read_text().splitlines()
+    pairs = (line.partition(":") for line in lines if ":" in line)
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def names_in(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def header_of(folder: Path) -> tuple[str, tuple[str, ...]]:
+    """The kind of a case, and its tags."""
+    text = (folder / f"{folder.name}-model.m").read_text(encoding="utf-8", errors="replace")
+    kind = re.search(r"testType:\s*(\S+)", text)
+    tags = [re.search(rf"{key}:(.*)", text) for key in ("componentTags", "testTags")]
+    return kind.group(1) if kind else "", tuple(tag for found in tags if found for tag in names_in(found.group(1)))
+
+
+def expected_in(folder: Path) -> dict[str, np.ndarray]:
+    """The columns of a results file."""
+    with (folder / f"{folder.name}-results.csv").open(newline="") as file:
+        heads, *rows = [row for row in csv.reader(file) if row]
+    values = np.array([[float(entry) for entry in row] for row in rows])
+    return {head.strip(): values[:, i] for i, head in enumerate(heads)}
+
+
+def simulated(folder: Path, settings: dict[str, str], times: np.ndarray) -> dict[str, np.ndarray]:
+    """The wanted variables at the output times."""
+    paths = (folder / f"{folder.name}-sbml-{version}.xml" for version in VERSIONS)
+    model = dh.importers.sbml(next(path for path in paths if path.exists()), units="ignore")
+    system = model.build(native=False)
+    sol = dh.simulate(
+        system, (0, times[-1]), t_eval=times, adapter="scipy", rtol=RTOL, atol=ATOL_SHARE * float(settings["absolute"])
+    )
+    concentrations = names_in(settings.get("concentration", ""))
+    found: dict[str, np.ndarray] = {}
+    for name in names_in(settings["variables"]):
+        own = f"[{name}]" if name in concentrations else "id(t)" if name == "t" else name
+        if own in sol.names:
+            found[name] = sol[own]
+        else:
+            (nominal,) = (d.start for d in model.of_kind("parameter") if d.name == own)
+            found[name] = np.full(times.size, nominal[0])
+    return found
+
+
+def compared(folder: Path, settings: dict[str, str]) -> str:
+    """The largest difference from the expected values if it exceeds the tolerances, else nothing."""
+    start, duration = float(settings["start"]), float(settings["duration"])
+    times = np.linspace(start, start + duration, int(settings["steps"]) + 1)
+    found, expected = simulated(folder, settings, times), expected_in(folder)
+    said = ""
+    for name, own in found.items():
+        allowed = float(settings["absolute"]) + float(settings["relative"]) * np.abs(expected[name])
+        same = (own == expected[name]) | (np.isnan(own) & np.isnan(expected[name]))
+        with np.errstate(invalid="ignore"):
+            wrong = ~same & ~(np.abs(own - expected[name]) <= allowed)
+        if wrong.any():
+            i = int(np.flatnonzero(wrong)[0])
+            said = said or f"{name}({times[i]:g}) = {own[i]:.8g}, expected {expected[name][i]:.8g}"
+    return said
+
+
+def _stop(*_: object) -> None:
+    raise TimeoutError(f"more than {PATIENCE} s")
+
+
+def run(folder: Path) -> Outcome:
+    """Run one case."""
+    _, tags = header_of(folder)
+    began = time.perf_counter()
+    signal.signal(signal.SIGALRM, _stop)
+    signal.alarm(PATIENCE)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            said = compared(folder, settings_of(folder))
+        result = "wrong" if said else "passed"
+    except (dh.UnsupportedError, dh.ModelError) as error:
+        result, said = "refused", f"{type(error).__name__}: {error.message}"
+    except Exception as error:  # whatever happens in one case, the others are run
+        result, said = "failed", f"{type(error).__name__}: {error}".replace("\n", " ")
+    finally:
+        signal.alarm(0)
+    return Outcome(folder.name, result, said, tags, time.perf_counter() - began)
+
+
+def kind_of(reason: str) -> str:
+    """A reason without names and numbers."""
+    reason = re.sub(r"'[^']*'|\"[^\"]*\"", "'...'", reason)
+    reason = re.sub(r"^(\w+): [a-z ]+ '...': ", r"\1: ", reason)
+    return re.sub(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", "#", reason)[:100]
+
+
+def tables(outcomes: list[Outcome]) -> str:
+    """The tables by outcome, tag and reason."""
+    count = Counter(o.result for o in outcomes)
+    lines = ["| time courses | " + " | ".join(OUTCOMES) + " |", "|---" + "|---:" * len(OUTCOMES) + "|"]
+    lines.append(f"| all {len(outcomes)} | " + " | ".join(str(count[result]) for result in OUTCOMES) + " |")
+    for tag in sorted({tag for o in outcomes for tag in o.tags}):
+        own = Counter(o.result for o in outcomes if tag in o.tags)
+        lines.append(f"| {tag} | " + " | ".join(str(own[result]) for result in OUTCOMES) + " |")
+    lines += ["", "| outcome | reason | cases |", "|---|---|---:|"]
+    reasons = Counter((o.result, kind_of(o.reason)) for o in outcomes if o.result in ("refused", "failed"))
+    ordered = sorted(reasons.items(), key=lambda item: (item[0][0], -item[1], item[0][1]))
+    lines += [f"| {result} | {reason} | {number} |" for (result, reason), number in ordered]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--details", type=Path)
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    top = given.checkout / "cases" / "semantic"
+    top = top if top.is_dir() else given.checkout
+    wanted = names_in(given.only)
+    folders = [f for f in sorted(top.iterdir()) if f.is_dir() and f.name.isdigit() and (f.name in wanted or not wanted)]
+    folders = [f for f in folders if header_of(f)[0] == "TimeCourse"]
+    began = time.perf_counter()
+    with ProcessPoolExecutor(given.jobs) as pool:
+        outcomes = list(pool.map(run, folders, chunksize=4))
+    text = tables(outcomes)
+    print(text)
+    print(f"\n{time.perf_counter() - began:.0f} s with {given.jobs} processes")
+    details = "\n".join(f"{o.case} {o.result} {o.seconds:.2f} s {o.reason}" for o in outcomes)
+    if given.details:
+        given.details.write_text(details + "\n")
+    if given.write:
+        page = Path(__file__).parents[1] / "docs" / "sbml_suite.md"
+        page.write_text(f"# SBML semantic test suite\n\n`python benchmarks/sbml_suite.py CHECKOUT --write`\n\n{text}\n")
+    return int(any(o.result == "wrong" for o in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""Read an SBML document: levels 1 to 3, package comp, validity, units."""
+
+from __future__ import annotations
+
+import warnings
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+from dae_hybrid.errors import ModelFileError, OptionError, UnsupportedError
+from dae_hybrid.importers.errors import ImporterError, UnitWarning, unsupported
+
+Units = Literal["warn", "error", "ignore"]
+#: packages that add no equations to a time course, or that libSBML converts to core elements
+KNOWN_PACKAGES = frozenset({"comp", "fbc", "groups", "layout", "render", "qual", "l3v2extendedmath"})
+#: messages that an error or a warning quotes
+MAX_QUOTED = 3
+
+
+def library() -> Any:
+    """Import libSBML.
+
+    Raises
+    ------
+    ImporterError
+        It is not installed.
+    """
+    try:
+        return import_module("libsbml")
+    except ImportError as reason:
+        raise ImporterError(
+            "The importer of SBML needs python-libsbml, which is not installed.",
+            remedy='Install it by: pip install "dae-hybrid[sbml]"',
+        ) from reason
+
+
+def read_document(source: str | Path, units: Units) -> Any:
+    """Return the libSBML document of a file or a text, flattened and checked.
+
+    Raises
+    ------
+    ModelFileError
+        The document is not valid SBML, or, with ``units="error"``, its units are inconsistent.
+    UnsupportedError
+        The document requires a package that has no counterpart.
+    """
+    if units not in ("warn", "error", "ignore"):
+        raise OptionError(f"units must be 'warn', 'error' or 'ignore', got {units!r}.")
+    lib = library()
+    is_text = isinstance(source, str) and source.lstrip().startswith("<")
+    if is_text:
+        name, document = "<text>", lib.readSBMLFromString(source)
+    else:
+        path = Path(source)
+        path.stat()  # an OSError of Python's own if the file cannot be read
+        name, document = str(path), lib.readSBMLFromFile(str(path))
+    _refuse_errors(lib, document, name)
+    for i in range(document.getNumPlugins()):
+        package = document.getPlugin(i).getPackageName()
+        if package not in KNOWN_PACKAGES and document.getPackageRequired(package):
+            raise unsupported("the document requires a package that has no counterpart.", f"package '{package}'")
+    if document.getPlugin("comp") is not None:
+        _flatten(lib, document, name)
+    if document.getModel() is None:
+        raise _invalid(name, None, None, "the document contains no model.")
+    if units != "ignore":
+        _check_units(lib, document, name, units)
+    return document
+
+
+def _refuse_errors(lib: Any, document: Any, name: str) -> None:
+    log = document.getErrorLog()
+    for i in range(document.getNumErrors()):
+        error = log.getError(i)
+        if error.getSeverity() >= lib.LIBSBML_SEV_ERROR:
+            raise _invalid(name, error.getLine(), error.getColumn(), _text(error))
+
+
+def _invalid(name: str, line: int | None, column: int | None, text: str) -> ModelFileError:
+    place = name if line is None else f"{name}:{line}:{column}"
+    error = ModelFileError(f"{place}: {text}", remedy="Check the document with a validator of SBML.")
+    error.file, error.line, error.column = name, line, column
+    return error
+
+
+def _text(error: Any) -> str:
+    return f"{' '.join(error.getMessage().split())} (SBML rule {error.getErrorId()})"
+
+
+def _flatten(lib: Any, document: Any, name: str) -> None:
+    """Replace submodels by their contents."""
+    options = lib.ConversionProperties()
+    options.addOption("flatten comp", True)
+    options.addOption("performValidation", False)
+    options.addOption("leavePorts", False)
+    document.getErrorLog().clearLog()
+    if document.convert(options) != lib.LIBSBML_OPERATION_SUCCESS:
+        log = document.getErrorLog()
+        said = "; ".join(_text(log.getError(i)) for i in range(min(document.getNumErrors(), MAX_QUOTED)))
+        raise UnsupportedError(
+            f"{name}: the submodels cannot be flattened: {said or 'libSBML gives no reason'}.",
+            remedy="Documents of external submodels are found only beside a file, not from a text.",
+        )
+
+
+def _check_units(lib: Any, document: Any, name: str, units: Units) -> None:
+    document.getErrorLog().clearLog()
+    for category in range(lib.LIBSBML_CAT_SBML, lib.LIBSBML_CAT_STRICT_UNITS_CONSISTENCY + 1):
+        document.setConsistencyChecks(category, category == lib.LIBSBML_CAT_UNITS_CONSISTENCY)
+    document.checkConsistency()
+    log = document.getErrorLog()
+    found = [log.getError(i) for i in range(log.getNumErrors())]
+    found = [e for e in found if e.getCategory() == lib.LIBSBML_CAT_UNITS_CONSISTENCY]
+    found = [e for e in found if e.getSeverity() >= lib.LIBSBML_SEV_WARNING]
+    if not found:
+        return
+    first = found[0]
+    if units == "error":
+        raise _invalid(name, first.getLine(), first.getColumn(), _text(first))
+    more = f" ({len(found) - 1} more)" if len(found) > 1 else ""
+    warnings.warn(f"{name}:{first.getLine()}: {_text(first)}{more}", UnitWarning, stacklevel=4)
