@@ -88,8 +88,10 @@ def simulated(folder: Path, settings: dict[str, str], times: np.ndarray) -> dict
         if own in sol.names:
             found[name] = sol[own]
         else:
-            (nominal,) = (d.start for d in model.of_kind("parameter") if d.name == own)
-            found[name] = np.full(times.size, nominal[0])
+            nominal = [d.start for d in model.of_kind("parameter") if d.name == own]
+            if not nominal:
+                raise dh.UnsupportedError(f"'{own}' is not finite, and not reported")
+            found[name] = np.full(times.size, nominal[0][0])
     return found
 
 

@@ -60,8 +60,8 @@ class StartValues:
 
     @property
     def time(self) -> Number:
-        """Time at the start."""
-        return self._run.time
+        """Time at the start: SBML defines it as 0."""
+        return 0.0
 
     def lookup(self, name: str, element: str) -> Number:
         """Value at the start of what an id means in expressions."""
@@ -72,19 +72,19 @@ class StartValues:
 
     def rate_of(self, name: str, element: str) -> Number:
         """Rate at the start."""
-        rate = self._run.rate_of(name, element)
-        return self.substituted(rate, element)
-
-    def substituted(self, value: Number, element: str) -> Number:
-        """Replace what a run stores by its values at the start."""
+        value = self._run.rate_of(name, element)
         if not isinstance(value, ca.MX):
             return value
-        used = {s.name(): s for s in ca.symvar(value)}
-        stored = [(used[stored_name(q)], q) for q in self._run.stored() if stored_name(q) in used]
-        return ca.substitute([value], [s for s, _ in stored], [ca.MX(self.stored(q, element)) for _, q in stored])[0]
+        used = {s.name() for s in ca.symvar(value)}
+        stored = [q for q in self._run.stored() if stored_name(q) in used]
+        old = [self._run.time, *(self._run.symbol(q) for q in stored)]
+        new = [ca.MX(self.time), *(ca.MX(self.stored(q, element)) for q in stored)]
+        return ca.substitute([value], old, new)[0]
 
     def stored(self, quantity: Quantity, element: str) -> Number:
         """Value at the start of what a run stores of a quantity."""
+        if quantity.is_amount and quantity.amount_given and quantity.initial is None and quantity.value is not None:
+            return self._run.attribute(quantity)
         value = self.lookup(quantity.name, element)
         if quantity.compartment is not None and quantity.is_amount:
             return value * self.lookup(quantity.compartment.name, element)
@@ -130,7 +130,7 @@ class _LawScope:
         return self._local[name] if name in self._local else self._outer.lookup(name, element)
 
     def rate_of(self, name: str, element: str) -> Number:
-        return self._outer.rate_of(name, element)
+        return 0.0 if name in self._local else self._outer.rate_of(name, element)
 
 
 class RunValues:
@@ -158,13 +158,15 @@ class RunValues:
         for quantity in self.inventory.quantities.values():
             if quantity.value is None or quantity.initial is not None or quantity.role == "assigned":
                 continue
+            if quantity.role == "solved":
+                continue
+            name = f"{quantity.name}.{quantity.attribute}"
             if quantity.role == "constant":
                 is_concentration = quantity.kind == "species" and not quantity.amount_given
-                name = (concentration_name if is_concentration else amount_name)(quantity.name)
-            elif quantity.role == "solved":
-                continue
-            else:
-                name = f"{quantity.name}.{quantity.attribute}"
+                if not is_concentration:
+                    name = amount_name(quantity.name)
+                elif quantity.container is not None and quantity.container.role == "constant":
+                    name = concentration_name(quantity.name)
             self._attributes[quantity.name] = self._parameter(name, quantity.value, quantity.element)
         for reaction in self.inventory.reactions.values():
             self._local[reaction.name] = {
@@ -283,7 +285,7 @@ class RunValues:
         if quantity.compartment.role in ("rate", "assigned", "solved"):
             growth = self.rate_of(quantity.compartment.name, element)
         if isinstance(growth, float) and growth == 0:
-            return rate / size if isinstance(rate, ca.MX) else rate
+            return 0.0 if isinstance(rate, float) and rate == 0 else rate / size
         return (rate - self.lookup(name, element) * growth) / size
 
     def amount_rate(self, quantity: Quantity) -> Number:
@@ -296,7 +298,10 @@ class RunValues:
     def _share(self, reaction: Reaction, species: Quantity, reference: Any) -> Number:
         """Rate of a species by one reference of a reaction."""
         where = f"reaction '{reaction.name}'"
-        if reference.isSetId():
+        count: Number
+        if reference.getLevel() < 3 and reference.isSetStoichiometryMath():
+            count = self.mathematics.number(reference.getStoichiometryMath().getMath(), self, where)
+        elif reference.isSetId():
             count = self.lookup(reference.getId(), where)
         else:
             stated = stoichiometry(reference)
