@@ -18,7 +18,7 @@ from dae_hybrid.importers.sbml_values import RunValues, amount_name, concentrati
 from dae_hybrid.statement.model import HybridModel
 
 
-def sbml(source: str | Path, *, units: Units = "warn") -> HybridModel:
+def sbml(source: str | Path, *, units: Units = "warn", pending: int = 8) -> HybridModel:
     """Convert an SBML model, levels 1 to 3.
 
     Parameters
@@ -27,6 +27,8 @@ def sbml(source: str | Path, *, units: Units = "warn") -> HybridModel:
         Path of a file, or the text of a document.
     units : {"warn", "error", "ignore"}
         What to do if libSBML finds the units inconsistent.
+    pending : int
+        Largest number of executions of an event that are pending at once.
 
     Returns
     -------
@@ -83,7 +85,7 @@ def sbml(source: str | Path, *, units: Units = "warn") -> HybridModel:
         rules.append((label, values.mathematics.number(rule.getMath(), values, label)))
     run = model.mode("run", ode=ode, algebraic=[*rules, *_reported(values)])
     model.initial(run, starts)
-    add_events(values, run)
+    add_events(values, run, pending)
     return model
 
 
