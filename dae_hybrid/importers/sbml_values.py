@@ -203,6 +203,17 @@ class RunValues:
         """Return the number that the document states for an unknown of algebraic rules; 0 if it states none."""
         return quantity.value if quantity.value is not None and math.isfinite(quantity.value) else 0.0
 
+    def nominal(self, value: Number) -> float:
+        """Value of an expression in the parameters at their nominal values; NaN if it depends on anything else."""
+        if not isinstance(value, ca.MX):
+            return float(value)
+        symbols = ca.symvar(value)
+        declared = [self.model.declarations.get(s.name()) for s in symbols]
+        if not all(d is not None and d.kind == "parameter" for d in declared):
+            return math.nan
+        starts = [d.start for d in declared if d is not None]
+        return float(ca.Function("nominal", symbols, [value])(*starts))
+
     def stored(self) -> list[Quantity]:
         """Quantities that have a variable of their own."""
         return [self.inventory.quantities[name] for name in self._symbols]
