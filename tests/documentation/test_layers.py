@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = (
-    "root", "numerics", "codegen", "statement", "modelfile", "port", "system", "steppers", "trajectory", "simulation",
+    "root", "numerics", "codegen", "statement", "modelfile", "importers", "port", "system", "steppers", "trajectory", "simulation",
     "sensitivity", "conditions", "compile", "interface", "report", "mechanics", "optimization", "fitting",
     "ensembles", "bridges", "uncertainty", "service", "client",
 )  # fmt: skip
