@@ -13,6 +13,8 @@ from dae_hybrid.importers.errors import ImporterError, UnitWarning, unsupported
 Units = Literal["warn", "error", "ignore"]
 #: packages that add no equations to a time course, or that libSBML converts to core elements
 KNOWN_PACKAGES = frozenset({"comp", "fbc", "groups", "layout", "render", "qual", "l3v2extendedmath"})
+#: rules of SBML about units that differ; others are about units that are not declared
+UNIT_RULES = range(10500, 10600)
 #: messages that an error or a warning quotes
 MAX_QUOTED = 3
 
@@ -111,7 +113,7 @@ def _check_units(lib: Any, document: Any, name: str, units: Units) -> None:
     log = document.getErrorLog()
     found = [log.getError(i) for i in range(log.getNumErrors())]
     found = [e for e in found if e.getCategory() == lib.LIBSBML_CAT_UNITS_CONSISTENCY]
-    found = [e for e in found if e.getSeverity() >= lib.LIBSBML_SEV_WARNING]
+    found = [e for e in found if e.getErrorId() in UNIT_RULES and e.getSeverity() >= lib.LIBSBML_SEV_WARNING]
     if not found:
         return
     first = found[0]

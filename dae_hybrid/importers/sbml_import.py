@@ -13,8 +13,14 @@ from dae_hybrid.importers.sbml_document import Units, read_document
 from dae_hybrid.importers.sbml_events import add_events
 from dae_hybrid.importers.sbml_mathml import Number
 from dae_hybrid.importers.sbml_quantities import Inventory, Quantity
-from dae_hybrid.importers.sbml_units import unit_of
-from dae_hybrid.importers.sbml_values import RunValues, amount_name, concentration_name, stored_name
+from dae_hybrid.importers.sbml_values import (
+    RunValues,
+    amount_name,
+    concentration_name,
+    element_texts,
+    stored_name,
+    texts_of,
+)
 from dae_hybrid.statement.model import HybridModel
 
 
@@ -93,10 +99,10 @@ def _reported(values: RunValues) -> list[Any]:
     """Declare what a run reports besides its stored variables, and return the equations."""
     model, found = values.model, list[Any]()
 
-    def report(name: str, value: Number, element: Any) -> None:
+    def report(name: str, value: Number, texts: dict[str, str]) -> None:
         if name in model.declarations or (isinstance(value, float) and not math.isfinite(value)):
             return
-        symbol = model.algebraic(name, unit=unit_of(element), description=element.getName())
+        symbol = model.algebraic(name, **texts)
         found.append((name, ca.MX(value) - symbol))
 
     for quantity in values.inventory.quantities.values():
@@ -104,14 +110,15 @@ def _reported(values: RunValues) -> list[Any]:
         if quantity.role in ("constant", "held", "rate", "reaction") and not values.start.is_known(quantity):
             continue
         if quantity.kind != "species":
-            report(stored_name(quantity), values.lookup(quantity.name, where), quantity.element)
+            report(stored_name(quantity), values.lookup(quantity.name, where), element_texts(quantity.element))
             continue
-        report(amount_name(quantity.name), values.amount(quantity, where), quantity.element)
+        amount = values.amount(quantity, where)
+        report(amount_name(quantity.name), amount, texts_of(quantity, is_amount=True))
         size = _size(values, quantity)
         if size is not None:
-            report(concentration_name(quantity.name), values.amount(quantity, where) / size, quantity.element)
+            report(concentration_name(quantity.name), amount / size, texts_of(quantity, is_amount=False))
     for name, reaction in values.inventory.reactions.items():
-        report(amount_name(name), values.lookup(name, f"reaction '{name}'"), reaction.element)
+        report(amount_name(name), values.lookup(name, f"reaction '{name}'"), element_texts(reaction.element))
     return found
 
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import pairwise
 from typing import Any, Protocol
 
 import casadi as ca
@@ -30,11 +31,11 @@ class Truth:
     value: bool | ca.MX
 
     def negated(self) -> Truth:
-        """The opposite."""
+        """It does not hold."""
         return Truth(not self.value if isinstance(self.value, bool) else ca.logic_not(self.value))
 
     def both(self, other: Truth) -> Truth:
-        """This and the other."""
+        """Both hold."""
         if isinstance(self.value, bool):
             return other if self.value else self
         if isinstance(other.value, bool):
@@ -42,7 +43,7 @@ class Truth:
         return Truth(ca.logic_and(self.value, other.value))
 
     def either(self, other: Truth) -> Truth:
-        """This or the other."""
+        """At least one of the two holds."""
         if isinstance(self.value, bool):
             return self if self.value else other
         if isinstance(other.value, bool):
@@ -50,7 +51,7 @@ class Truth:
         return Truth(ca.logic_or(self.value, other.value))
 
     def differs(self, other: Truth) -> Truth:
-        """One of the two, not both."""
+        """One of the two holds, not both."""
         return self.both(other.negated()).either(self.negated().both(other))
 
 
@@ -235,7 +236,7 @@ class Mathematics:
             return self._logical(kind.removeprefix("LOGICAL_"), [truth(v) for v in values], element)
         if kind.startswith("RELATIONAL_"):
             kind = kind.removeprefix("RELATIONAL_")
-            pairs = [_related(kind, a, b) for a, b in zip(values, values[1:], strict=False)]
+            pairs = [_related(kind, a, b) for a, b in pairwise(values)]
             return reduce(Truth.both, pairs, Truth(value=True))
         return self._arithmetic(kind.removeprefix("FUNCTION_"), [number(v) for v in values], node, element)
 

@@ -78,7 +78,9 @@ class Inventory:
     model: Any
     quantities: dict[str, Quantity] = field(default_factory=dict)
     reactions: dict[str, Reaction] = field(default_factory=dict)
-    changes: dict[str, list[tuple[Reaction, float, Any]]] = field(default_factory=dict)  # by species, with its reference
+    changes: dict[str, list[tuple[Reaction, float, Any]]] = field(
+        default_factory=dict
+    )  # by species, with its reference
     algebraic: list[Any] = field(default_factory=list)  # rules
 
     def __post_init__(self) -> None:

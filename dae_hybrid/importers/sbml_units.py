@@ -18,12 +18,22 @@ _PREFIXES = {-12: "p", -9: "n", -6: "u", -3: "m", -2: "c", -1: "d", 3: "k", 6: "
 
 
 def unit_of(element: Any) -> str:
-    """Return the unit of an element; empty if the document does not determine it.
-
-    A species has the unit of its amount or concentration, whichever its symbol means.
-    """
+    """Return the unit of an element; empty if the document does not determine it."""
     definition = element.getDerivedUnitDefinition()
     return "" if definition is None or element.containsUndeclaredUnits() else _text(definition)
+
+
+def species_unit(species: Any, container: Any, *, is_amount: bool) -> str:
+    """Return the unit of the amount or the concentration of a species in its compartment; empty if it is unknown."""
+    substance, size = (element.getDerivedUnitDefinition() for element in (species, container))
+    if substance is None or size is None:
+        return ""
+    if species.getHasOnlySubstanceUnits() or container.getSpatialDimensionsAsDouble() == 0:
+        combine = None if is_amount else library().UnitDefinition.divide
+    else:
+        combine = library().UnitDefinition.combine if is_amount else None
+    found = substance if combine is None else combine(substance, size)
+    return "" if found is None else _text(found)
 
 
 def _text(definition: Any) -> str:

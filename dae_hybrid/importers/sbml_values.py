@@ -12,7 +12,7 @@ import casadi as ca
 from dae_hybrid.importers.errors import unsupported
 from dae_hybrid.importers.sbml_mathml import Mathematics, Number
 from dae_hybrid.importers.sbml_quantities import Inventory, Quantity, Reaction, stoichiometry
-from dae_hybrid.importers.sbml_units import unit_of
+from dae_hybrid.importers.sbml_units import species_unit, unit_of
 from dae_hybrid.statement.model import HybridModel
 
 
@@ -24,6 +24,21 @@ def amount_name(name: str) -> str:
 def concentration_name(name: str) -> str:
     """Name of a concentration in the model."""
     return f"[{name}]"
+
+
+def texts_of(quantity: Quantity, *, is_amount: bool) -> dict[str, str]:
+    """Unit and description of a quantity; of a species, of its amount or its concentration."""
+    element = quantity.element
+    if quantity.container is None:
+        unit = unit_of(element)
+    else:
+        unit = species_unit(element, quantity.container.element, is_amount=is_amount)
+    return {"unit": unit, "description": element.getName()}
+
+
+def element_texts(element: Any) -> dict[str, str]:
+    """Unit and description of an element."""
+    return {"unit": unit_of(element), "description": element.getName()}
 
 
 def stored_name(quantity: Quantity) -> str:
@@ -167,18 +182,17 @@ class RunValues:
                     name = amount_name(quantity.name)
                 elif quantity.container is not None and quantity.container.role == "constant":
                     name = concentration_name(quantity.name)
-            self._attributes[quantity.name] = self._parameter(name, quantity.value, quantity.element)
+            texts = texts_of(quantity, is_amount=quantity.amount_given)
+            self._attributes[quantity.name] = self._parameter(name, quantity.value, texts)
         for reaction in self.inventory.reactions.values():
             self._local[reaction.name] = {
-                name: self._parameter(f"{reaction.name}.{name}", own.getValue(), own)
+                name: self._parameter(f"{reaction.name}.{name}", own.getValue(), element_texts(own))
                 for name, own in reaction.local.items()
                 if own.isSetValue()
             }
 
-    def _parameter(self, name: str, value: float, element: Any) -> Number:
-        if not math.isfinite(value):
-            return value
-        return self.model.parameter(name, value, unit=unit_of(element), description=element.getName())
+    def _parameter(self, name: str, value: float, texts: dict[str, str]) -> Number:
+        return self.model.parameter(name, value, **texts) if math.isfinite(value) else value
 
     def declare_stored(self) -> None:
         """Declare the variables of which a run consists."""
@@ -187,7 +201,7 @@ class RunValues:
 
     def _declare(self, quantity: Quantity) -> None:
         name, model = stored_name(quantity), self.model
-        texts = {"unit": unit_of(quantity.element), "description": quantity.element.getName()}
+        texts = texts_of(quantity, is_amount=quantity.compartment is None or quantity.is_amount)
         where = f"{quantity.kind} '{quantity.name}'"
         match quantity.role:
             case "rate" | "reaction":
