@@ -15,6 +15,7 @@ from dae_hybrid.importers.sbml_mathml import Number
 from dae_hybrid.importers.sbml_quantities import Inventory, Quantity
 from dae_hybrid.importers.sbml_values import (
     RunValues,
+    Texts,
     amount_name,
     concentration_name,
     element_texts,
@@ -99,7 +100,7 @@ def _reported(values: RunValues) -> list[Any]:
     """Declare what a run reports besides its stored variables, and return the equations."""
     model, found = values.model, list[Any]()
 
-    def report(name: str, value: Number, texts: dict[str, str]) -> None:
+    def report(name: str, value: Number, texts: Texts) -> None:
         if name in model.declarations or (isinstance(value, float) and not math.isfinite(value)):
             return
         symbol = model.algebraic(name, **texts)

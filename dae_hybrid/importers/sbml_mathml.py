@@ -243,7 +243,7 @@ class Mathematics:
     def _arithmetic(self, kind: str, values: Sequence[Number], node: Any, element: str) -> Number:
         match kind, len(values):
             case "PLUS", _:
-                return reduce(lambda a, b: a + b, values, 0.0) if values else 0.0
+                return reduce(lambda a, b: a + b, values) if values else 0.0
             case "TIMES", _:
                 return reduce(lambda a, b: a * b, values) if values else 1.0
             case "MINUS", 1:

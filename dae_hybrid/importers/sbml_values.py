@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypedDict
 
 import casadi as ca
 
@@ -14,6 +14,13 @@ from dae_hybrid.importers.sbml_mathml import Mathematics, Number
 from dae_hybrid.importers.sbml_quantities import Inventory, Quantity, Reaction, stoichiometry
 from dae_hybrid.importers.sbml_units import species_unit, unit_of
 from dae_hybrid.statement.model import HybridModel
+
+
+class Texts(TypedDict):
+    """Unit and description of a symbol."""
+
+    unit: str
+    description: str
 
 
 def amount_name(name: str) -> str:
@@ -26,7 +33,7 @@ def concentration_name(name: str) -> str:
     return f"[{name}]"
 
 
-def texts_of(quantity: Quantity, *, is_amount: bool) -> dict[str, str]:
+def texts_of(quantity: Quantity, *, is_amount: bool) -> Texts:
     """Unit and description of a quantity; of a species, of its amount or its concentration."""
     element = quantity.element
     if quantity.container is None:
@@ -36,7 +43,7 @@ def texts_of(quantity: Quantity, *, is_amount: bool) -> dict[str, str]:
     return {"unit": unit, "description": element.getName()}
 
 
-def element_texts(element: Any) -> dict[str, str]:
+def element_texts(element: Any) -> Texts:
     """Unit and description of an element."""
     return {"unit": unit_of(element), "description": element.getName()}
 
@@ -191,7 +198,7 @@ class RunValues:
                 if own.isSetValue()
             }
 
-    def _parameter(self, name: str, value: float, texts: dict[str, str]) -> Number:
+    def _parameter(self, name: str, value: float, texts: Texts) -> Number:
         return self.model.parameter(name, value, **texts) if math.isfinite(value) else value
 
     def declare_stored(self) -> None:
@@ -306,7 +313,8 @@ class RunValues:
         rate = self.amount_rate(quantity)
         if quantity.compartment is None:
             return rate
-        size, growth = self.lookup(quantity.compartment.name, element), 0.0
+        size = self.lookup(quantity.compartment.name, element)
+        growth: Number = 0.0
         if quantity.compartment.role in ("rate", "assigned", "solved"):
             growth = self.rate_of(quantity.compartment.name, element)
         if isinstance(growth, float) and growth == 0:
