@@ -1,11 +1,14 @@
 """Events of SBML as transitions.
 
-An event whose values, order or persistence other events may change passes through the queue of a delayed transition,
-with a delay of zero if it has none: it is triggered before any event of the instant is carried out.
+An event with a delay, or one whose result may depend on another event of the same instant, passes through the queue of
+a delayed transition, with a delay of zero if it has none: it is triggered before any event of the instant is carried
+out.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import casadi as ca
@@ -19,8 +22,9 @@ from dae_hybrid.importers.sbml_values import RunValues
 from dae_hybrid.statement.declarations import Mode
 from dae_hybrid.statement.expressions import free_name
 
-#: priorities of the transitions that begin the events, and that end the truth of a trigger at the start
-BEGIN, END = 1e200, -1e200
+#: priority of the transitions that begin the events, and that end the truth of a trigger at the start: after the
+#: entries of queues, before all events
+BEGIN = END = 1e200
 
 
 def add_events(values: RunValues, run: Mode, pending: int) -> None:
@@ -34,7 +38,7 @@ def add_events(values: RunValues, run: Mode, pending: int) -> None:
         started = model.memory(free_name("events have begun", model.declarations), initial=0.0)
         model.transition(run, run, at=0.0, memory={started: 1.0}, priority=BEGIN, name="begin of events")
     for event in events:
-        event.declare(run, started, pending, is_alone=len(events) == 1)
+        event.declare(run, started, pending, [other for other in events if other is not event])
 
 
 class _Event:
@@ -58,25 +62,30 @@ class _Event:
         self.is_persistent = bool(trigger.getPersistent())
         self.delay = self._number(event.getDelay())
         self.priority = self._number(event.getPriority())
+        self.resets, self.memory = self._new_values()
+        self.writes = _hashes([*self.resets, *self.memory])
+        self.trigger_reads = self._read([self.condition.value])
+        self.value_reads = self._read([*self.resets.values(), *self.memory.values()])
+        self.reads = self.trigger_reads | self.value_reads | self._read([self.delay, self.priority])
 
-    def declare(self, run: Mode, started: ca.MX | None, pending: int, *, is_alone: bool) -> None:
+    def declare(self, run: Mode, started: ca.MX | None, pending: int, others: list[_Event]) -> None:
         """Declare the transition; an event that may fire at the start waits for `started`."""
         condition = self._guard(run, started)
         if condition is None:
             return
         options: dict[str, Any] = {}
-        if self.delay is not None or not is_alone:
+        if self.delay is not None or any(self.meets(other) for other in others):
+            toggles = sum(not self.trigger_reads.isdisjoint(other.writes) for other in others)
             options["delay"] = 0.0 if self.delay is None else self.delay
             options["values"] = "trigger" if self.at_trigger else "execution"
             options["persistent"] = self.is_persistent
-            options["pending"] = pending
+            options["pending"] = pending if self.delay is not None else min(pending, 1 + toggles)
         if self.priority is not None:
             options["priority"] = self.priority
-        resets, memory = self._new_values()
         model = self.values.model
         name = free_name(self.name, model.transitions)
         try:
-            model.transition(run, run, guard=condition, reset=resets, memory=memory, name=name, **options)
+            model.transition(run, run, guard=condition, reset=self.resets, memory=self.memory, name=name, **options)
         except ModelError as reason:
             raise unsupported(reason.message, self.where, reason.remedy) from reason
 
@@ -119,16 +128,24 @@ class _Event:
             return condition
         return self.values.nominal(condition) != 0
 
-    def affects(self, other: _Event) -> bool:
-        """Whether an assignment changes the trigger or the results of another event that is due at the same time."""
-        if not set(self.assigned).isdisjoint(other.assigned):
-            return True
-        results: list[Number] = [] if other.at_trigger else [*other.assigned.values()]
-        if not other.is_persistent and isinstance(other.condition.value, ca.MX):
-            results.append(other.condition.value)
-        own = [q for q in self.values.stored() if q.name in self.assigned]
-        symbols = ca.veccat(ca.MX(0, 1), *(self.values.symbol(q) for q in own))
-        return bool(ca.depends_on(ca.veccat(ca.MX(0, 1), *map(ca.MX, results)), symbols)) if own else False
+    def meets(self, other: _Event) -> bool:
+        """Whether the result of two events at one instant may depend on their order."""
+        return not (
+            self.writes.isdisjoint(other.reads | other.writes) and other.writes.isdisjoint(self.reads | self.writes)
+        )
+
+    def follows(self, other: _Event) -> bool:
+        """Whether its result changes if another event precedes it after both have been triggered."""
+        late = set() if self.at_trigger else self.value_reads
+        late = late if self.is_persistent else late | self.trigger_reads
+        return not other.writes.isdisjoint(self.writes | late)
+
+    def _read(self, values: Iterable[Number | bool | None]) -> set[int]:
+        """Symbols that expressions use; those of algebraic rules may depend on all that a run stores."""
+        found = _hashes(ca.symvar(ca.veccat(ca.MX(0, 1), *(v for v in values if isinstance(v, ca.MX)))))
+        stored = self.values.stored()
+        solved = _hashes(self.values.symbol(q) for q in stored if q.role == "solved")
+        return found if found.isdisjoint(solved) else found | _hashes(map(self.values.symbol, stored))
 
     def _number(self, part: Any) -> Number | None:
         """Value of the delay or the priority; None if it is not stated."""
@@ -141,53 +158,60 @@ class _Event:
         values, resets, memory = self.values, dict[ca.MX, Number](), dict[ca.MX, Number]()
         for quantity in values.inventory.quantities.values():
             if quantity.name in self.assigned:
-                value = self.assigned[quantity.name]
-                if quantity.role == "solved":
-                    raise unsupported(f"it assigns '{quantity.name}', which algebraic rules determine.", self.where)
-                if quantity.is_amount and quantity.compartment is not None:
-                    self._check_size(quantity)
-                    value = value * self._size(quantity)
-            elif quantity.role == "rate" and quantity.compartment is not None and self._resizes(quantity):
-                old = values.lookup(quantity.compartment.name, self.where)
-                value = values.symbol(quantity) * old / self._size(quantity)
+                value = self._assigned(quantity)
+            elif quantity.role == "rate" and self._resizes(quantity):
+                value = values.symbol(quantity) * self._shrinkage(quantity)
             else:
                 continue
             (memory if quantity.role == "held" else resets)[values.symbol(quantity)] = value
         return resets, memory
 
-    def _resizes(self, quantity: Quantity) -> bool:
-        """Whether the event assigns the size of the compartment of a species."""
-        return quantity.compartment is not None and quantity.compartment.name in self.assigned
-
-    def _size(self, quantity: Quantity) -> Number:
-        """Size of the compartment of a species after the event."""
+    def _assigned(self, quantity: Quantity) -> Number:
+        """New value of what a run stores of a quantity: a concentration is assigned in the size before the event."""
+        value = self.assigned[quantity.name]
+        if quantity.role == "solved":
+            raise unsupported(f"it assigns '{quantity.name}', which algebraic rules determine.", self.where)
         if quantity.compartment is None:
-            raise AssertionError("amounts have no size")
-        name = quantity.compartment.name
-        return self.assigned[name] if name in self.assigned else self.values.lookup(name, self.where)
-
-    def _check_size(self, quantity: Quantity) -> None:
-        """Refuse a concentration from the trigger in a compartment that may change until it is assigned."""
-        varies = quantity.compartment is not None and quantity.compartment.role != "constant"
-        if self.delay is not None and self.at_trigger and varies and not self._resizes(quantity):
+            return value
+        varies = quantity.compartment.role != "constant"
+        if self.delay is not None and self.at_trigger and varies and (quantity.is_amount or self._resizes(quantity)):
             raise unsupported(
                 f"it assigns the concentration of '{quantity.name}' with values from its trigger, and the size of the "
                 "compartment may have changed when it is carried out.",
                 self.where,
             )
+        if quantity.is_amount:
+            return value * self.values.lookup(quantity.compartment.name, self.where)
+        return value * self._shrinkage(quantity) if self._resizes(quantity) else value
+
+    def _resizes(self, quantity: Quantity) -> bool:
+        """Whether the event assigns the size of the compartment of a concentration: its amount stays the same."""
+        return quantity.compartment is not None and quantity.compartment.name in self.assigned
+
+    def _shrinkage(self, quantity: Quantity) -> Number:
+        """Size of the compartment of a species before the event, divided by that after it."""
+        if quantity.compartment is None:
+            raise AssertionError("only a concentration changes with the size")
+        name = quantity.compartment.name
+        return self.values.lookup(name, self.where) / self.assigned[name]
+
+
+def _hashes(symbols: Iterable[ca.MX]) -> set[int]:
+    return {symbol.__hash__() for symbol in symbols}
 
 
 def refuse_random_order(events: list[_Event]) -> None:
     """Refuse events with the same trigger and the same priority whose order matters: SBML draws it by chance."""
     found: dict[tuple[str, float], list[_Event]] = {}
     for event in events:
-        if event.priority is not None:
+        priority = math.nan if event.priority is None else event.values.nominal(event.priority)
+        if not math.isnan(priority):
             trigger = library().formulaToL3String(event.event.getTrigger().getMath())
-            found.setdefault((trigger, event.values.nominal(event.priority)), []).append(event)
+            found.setdefault((trigger, priority), []).append(event)
     for together in found.values():
         for i, event in enumerate(together):
             for other in together[:i]:
-                if event.affects(other) or other.affects(event):
+                if event.follows(other) or other.follows(event):
                     raise unsupported(
                         f"it has the trigger and the priority of event '{other.name}': SBML draws the order by chance.",
                         event.where,

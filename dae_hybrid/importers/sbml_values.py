@@ -233,7 +233,7 @@ class RunValues:
         if not all(d is not None and d.kind == "parameter" for d in declared):
             return math.nan
         starts = [d.start for d in declared if d is not None]
-        return float(ca.Function("nominal", symbols, [value])(*starts))
+        return float(ca.Function("nominal", symbols, [value]).call(starts)[0])
 
     def stored(self) -> list[Quantity]:
         """Quantities that have a variable of their own."""
