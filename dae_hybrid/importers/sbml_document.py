@@ -65,8 +65,7 @@ def read_document(source: str | Path, units: Units) -> Any:
         _flatten(lib, document, name)
     if document.getModel() is None:
         raise _invalid(name, None, None, "the document contains no model.")
-    if units != "ignore":
-        _check_units(lib, document, name, units)
+    _check(lib, document, name, units)
     return document
 
 
@@ -86,7 +85,7 @@ def _invalid(name: str, line: int | None, column: int | None, text: str) -> Mode
 
 
 def _text(error: Any) -> str:
-    return f"{' '.join(error.getMessage().split())} (SBML rule {error.getErrorId()})"
+    return f"{' '.join(error.getMessage().split())} (libSBML {error.getErrorId()})"
 
 
 def _flatten(lib: Any, document: Any, name: str) -> None:
@@ -105,19 +104,29 @@ def _flatten(lib: Any, document: Any, name: str) -> None:
         )
 
 
-def _check_units(lib: Any, document: Any, name: str, units: Units) -> None:
-    document.getErrorLog().clearLog()
-    for category in range(lib.LIBSBML_CAT_SBML, lib.LIBSBML_CAT_STRICT_UNITS_CONSISTENCY + 1):
-        document.setConsistencyChecks(category, category == lib.LIBSBML_CAT_UNITS_CONSISTENCY)
-    document.checkConsistency()
+def _check(lib: Any, document: Any, name: str, units: Units) -> None:
+    """Check the consistency of a document, as SBML's own validator does."""
     log = document.getErrorLog()
+    log.clearLog()
+    wanted = {
+        lib.LIBSBML_CAT_GENERAL_CONSISTENCY,
+        lib.LIBSBML_CAT_IDENTIFIER_CONSISTENCY,
+        lib.LIBSBML_CAT_MATHML_CONSISTENCY,
+    }
+    if units != "ignore":
+        wanted.add(lib.LIBSBML_CAT_UNITS_CONSISTENCY)
+    for category in range(lib.LIBSBML_CAT_SBML, lib.LIBSBML_CAT_STRICT_UNITS_CONSISTENCY + 1):
+        document.setConsistencyChecks(category, category in wanted)
+    document.checkConsistency()
     found = [log.getError(i) for i in range(log.getNumErrors())]
-    found = [e for e in found if e.getCategory() == lib.LIBSBML_CAT_UNITS_CONSISTENCY]
-    found = [e for e in found if e.getErrorId() in UNIT_RULES and e.getSeverity() >= lib.LIBSBML_SEV_WARNING]
-    if not found:
+    differing = [e for e in found if e.getErrorId() in UNIT_RULES and e.getSeverity() >= lib.LIBSBML_SEV_WARNING]
+    for error in found:
+        if error not in differing and error.getSeverity() >= lib.LIBSBML_SEV_ERROR:
+            raise _invalid(name, error.getLine(), error.getColumn(), _text(error))
+    if not differing or units == "ignore":
         return
-    first = found[0]
+    first = differing[0]
     if units == "error":
         raise _invalid(name, first.getLine(), first.getColumn(), _text(first))
-    more = f" ({len(found) - 1} more)" if len(found) > 1 else ""
+    more = f" ({len(differing) - 1} more)" if len(differing) > 1 else ""
     warnings.warn(f"{name}:{first.getLine()}: {_text(first)}{more}", UnitWarning, stacklevel=4)
