@@ -22,9 +22,9 @@ from dae_hybrid.importers.sbml_values import RunValues
 from dae_hybrid.statement.declarations import Mode
 from dae_hybrid.statement.expressions import free_name
 
-#: priority of the transitions that begin the events, and that end the truth of a trigger at the start: after the
-#: entries of queues, before all events
-BEGIN = END = 1e200
+#: priority of the transition that begins the events, and the priorities of those that end the truth of a trigger at the
+#: start: after the entry into a queue and before all events, or after the event itself
+BEGIN, BEFORE, AFTER = 1e200, 1e200, -1e200
 
 
 def add_events(values: RunValues, run: Mode, pending: int) -> None:
@@ -70,11 +70,12 @@ class _Event:
 
     def declare(self, run: Mode, started: ca.MX | None, pending: int, others: list[_Event]) -> None:
         """Declare the transition; an event that may fire at the start waits for `started`."""
-        condition = self._guard(run, started)
+        is_queued = self.delay is not None or any(self.meets(other) for other in others)
+        condition = self._guard(run, started, BEFORE if is_queued else AFTER)
         if condition is None:
             return
         options: dict[str, Any] = {}
-        if self.delay is not None or any(self.meets(other) for other in others):
+        if is_queued:
             toggles = sum(not self.trigger_reads.isdisjoint(other.writes) for other in others)
             options["delay"] = 0.0 if self.delay is None else self.delay
             options["values"] = "trigger" if self.at_trigger else "execution"
@@ -89,7 +90,7 @@ class _Event:
         except ModelError as reason:
             raise unsupported(reason.message, self.where, reason.remedy) from reason
 
-    def _guard(self, run: Mode, started: ca.MX | None) -> ca.MX | None:
+    def _guard(self, run: Mode, started: ca.MX | None, priority: float) -> ca.MX | None:
         """The condition that becomes true when the event is triggered; None if it never does.
 
         The trigger counts as true before the start, or as false if the event fires at the start. Where it is true at
@@ -106,7 +107,7 @@ class _Event:
         held = model.memory(free_name(f"{self.name} true since the start", model.declarations), initial=at_start)
         over = ca.logic_not(condition) if started is None else ca.logic_and(started > 0.5, ca.logic_not(condition))
         name = free_name(f"{self.name} false", model.transitions)
-        model.transition(run, run, guard=over, memory={held: 0.0}, priority=END, name=name)
+        model.transition(run, run, guard=over, memory={held: 0.0}, priority=priority, name=name)
         later = ca.logic_and(condition, held < 0.5)
         if not self.fires_at_start or started is None:
             return later

@@ -21,7 +21,7 @@ def after(events: Mapping[str, Mapping[str, Any]], *, pending: int = 8, **values
     """Values at the end of a run over 4 units of time of a model of parameters and events."""
     model = dh.importers.sbml(document(parameters=changing(**values), events=events), pending=pending)
     sol = dh.simulate(model.build(native=False), (0, 4), adapter="scipy")
-    return {name: float(sol[name][-1]) for name in values}
+    return {name: float(sol[name][-1]) for name in values if name in sol.names}
 
 
 def test_values_at_the_trigger_and_at_the_execution() -> None:
@@ -120,7 +120,7 @@ def dosing(values: str = "trigger", **event: Any) -> dh.HybridModel:
         document(
             parameters={"k": 1.0, "low": 0.5, "dose": 1.0, "lag": 0.2, **changing(x=1.0)},
             rules=[("rate", "x", "-k * x")],
-            events={"dose": given},
+            events={"dosing": given},
         )
     )
     model.functional("G", terminal=model.declarations["x"].symbol, integrand=model.declarations["x"].symbol ** 2)
@@ -131,8 +131,9 @@ def dosing(values: str = "trigger", **event: Any) -> dh.HybridModel:
 @pytest.mark.parametrize("adapter", ["sundials", "scipy"])
 def test_gradients_through_delayed_events(values: str, adapter: str) -> None:
     check = dh.check_gradient(dosing(values).build(), (0, 3), "G", rtol=1e-9, adapter=adapter)
-    assert np.allclose(check.forward, check.adjoint, rtol=1e-6)
-    assert np.allclose(check.forward, check.finite_difference, rtol=1e-4, atol=1e-6)
+    assert check.same_events
+    assert check.difference("forward", "adjoint") < 1e-6
+    assert check.difference("forward", "finite_difference") < 1e-4
 
 
 def test_events_in_python_give_the_same() -> None:
@@ -149,15 +150,15 @@ def test_a_dose_after_a_lag() -> None:
     assert np.isclose(sol["x"][-1], (math.exp(-due) + 1) * math.exp(due - 1))
 
 
-DELAY = """<apply><csymbol definitionURL="http://www.sbml.org/sbml/symbols/delay" encoding="text">delay</csymbol><ci>x</ci>
-<cn>1</cn></apply>"""
+DELAY = """<apply><csymbol definitionURL="http://www.sbml.org/sbml/symbols/delay" encoding="text">delay</csymbol>
+<ci>x</ci><cn>1</cn></apply>"""
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (document(parameters=changing(x=1.0), rules=[("rate", "x", "x + 7")]).replace("<cn type=\"integer\"> 7 </cn>", DELAY),
-         "rate rule of 'x': the csymbol delay"),
+        (document(parameters=changing(x=1.0), rules=[("rate", "x", "x + 7")])
+         .replace('<cn type="integer"> 7 </cn>', DELAY), "rate rule of 'x': the csymbol delay"),
         (document(parameters={"x": {"constant": True}, "y": {"constant": False}}, rules=[("assignment", "y", "x")]),
          "parameter 'x': it has no initial value"),
         (document(parameters=changing(x=1.0), rules=[("rate", "x", "piecewise(1, x > 2)")]),
@@ -169,7 +170,8 @@ DELAY = """<apply><csymbol definitionURL="http://www.sbml.org/sbml/symbols/delay
                   events={"e": {"trigger": "time > 1", "assign": {"x": "2"}}}), "event 'e': it assigns 'x'"),
         (document(parameters=changing(x=1.0), events={
             name: {"trigger": "time > 1", "priority": "1", "assign": {"x": formula}}
-            for name, formula in (("a", "1"), ("b", "2"))}), "event 'b': it has the trigger and the priority of event 'a'"),
+            for name, formula in (("a", "1"), ("b", "2"))}),
+         "event 'b': it has the trigger and the priority of event 'a'"),
     ],
     ids=["delay", "no value", "piecewise", "overdetermined", "factorial", "assigns algebraic", "random order"],
 )  # fmt: skip
