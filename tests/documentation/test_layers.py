@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = (
-    "root", "numerics", "codegen", "statement", "modelfile", "importers", "port", "system", "steppers", "trajectory", "simulation",
-    "sensitivity", "conditions", "compile", "interface", "report", "mechanics", "optimization", "fitting",
+    "root", "numerics", "codegen", "statement", "modelfile", "importers", "port", "system", "steppers", "trajectory",
+    "simulation", "sensitivity", "conditions", "compile", "interface", "report", "mechanics", "optimization", "fitting",
     "ensembles", "bridges", "uncertainty", "service", "client",
 )  # fmt: skip
 #: what an adapter may import, besides other adapters
