@@ -11,6 +11,7 @@ several times ``at=``           a transition per time
 guard of memory alone           a condition, which a transition makes true
 ``when=``                       a second transition without effect, carried out instead where the condition
                                 does not hold
+shared equations                part of each mode
 mode indicators                 1 or 0 in the equations of each mode
 =============================== ==========================================================================
 """
@@ -46,7 +47,7 @@ def expanded(model: HybridModel) -> HybridModel:
         An indicator names no mode.
     """
     simple = all(len(t.sources) == 1 and _is_simple(model, t) for t in model.transitions.values())
-    if simple and not model.indicators:
+    if simple and not model.indicators and not model.shared:
         return model
     return _Expansion(model).model
 
@@ -101,6 +102,9 @@ class _Expansion:
     # -- modes ------------------------------------------------------------------------------------
 
     def _mode(self, mode: Mode) -> Mode:
+        for shared in self.stated.shared.values():
+            if not shared.modes or mode.name in shared.modes:
+                mode = _joined(mode, shared.stated)
         indicators = self.stated.indicators
         if unknown := [name for name in indicators if name not in self.stated.modes]:
             raise ModelError(
@@ -192,6 +196,27 @@ class _Expansion:
         found = Declaration(name, "memory", start.numel(), ca.MX.sym(name, start.numel()), initial=start)
         self.model.declarations[name] = found
         return found
+
+
+def _joined(mode: Mode, shared: Mode) -> Mode:
+    """Return a mode with further equations."""
+    twice = [name for name in shared.ode if name in mode.ode]
+    if twice:
+        raise ModelError(
+            f"The rate of {', '.join(twice)} is given twice: by mode '{mode.name}' and by equations '{shared.name}'.",
+            mode=mode.name,
+            variables=twice,
+            remedy="Leave it out of one of them, or name the modes of the equations by modes=.",
+        )
+    columns, labels = dict[str, ca.MX](), list[str]()
+    starts = [0, 0]
+    for kind in ("residual", "algebraic", "constraint"):
+        own = [getattr(part, kind) for part in (mode, shared)]
+        columns[kind] = ca.vertcat(*own)
+        for i, part in enumerate((mode, shared)):
+            labels += part.labels[starts[i] : starts[i] + own[i].numel()]
+            starts[i] += own[i].numel()
+    return replace(mode, ode={**mode.ode, **shared.ode}, labels=tuple(labels), **columns)
 
 
 def _at_each_time(stated: Transition) -> Iterator[Transition]:

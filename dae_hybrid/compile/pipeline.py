@@ -230,7 +230,7 @@ def _check_declarations(model: HybridModel) -> None:
         raise ModelError(
             f"Model '{model.name}' has no initial mode.", remedy="Call m.initial(mode, {variable: value})."
         )
-    modes = model.modes.values()
+    modes = [*model.modes.values(), *(shared.stated for shared in model.shared.values())]
     used = {s.__hash__() for s in ca.symvar(ca.veccat(*(e for mode in modes for e in mode.equations)))}
     of_mass = {name for mode in modes if mode.mass is not None for name in mode.mass.variables}
     for d in model.of_kind("differential"):

@@ -10,7 +10,7 @@ from typing import Any
 
 WIDTH = 110
 #: tables of named things, whose order counts
-NAMED = ("parameters", "variables", "tables", "functions", "clocks", "modes", "transitions", "functionals")
+NAMED = ("parameters", "variables", "tables", "functions", "clocks", "modes", "equations", "transitions", "functionals")
 
 
 def toml_text(document: Mapping[str, Any]) -> str:

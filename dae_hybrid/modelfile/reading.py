@@ -16,7 +16,7 @@ from dae_hybrid.modelfile.document import Document
 from dae_hybrid.modelfile.grammar import DATA, FUNCTIONS, Evaluator, Expression, GrammarError, Pattern
 from dae_hybrid.modelfile.limits import MAX_ENTRIES
 from dae_hybrid.modelfile.positions import Path
-from dae_hybrid.statement.declarations import Functional, MotionStatement, Series
+from dae_hybrid.statement.declarations import Functional, Mode, MotionStatement, Series
 from dae_hybrid.statement.discontinuities import are_smooth
 from dae_hybrid.statement.expressions import limits
 from dae_hybrid.statement.model import HybridModel
@@ -25,7 +25,8 @@ from dae_hybrid.statement.peaks import CROSSINGS, EXTREMA, SHORTHANDS, TIMES
 #: version of the format, the value of the key ``dae_hybrid``
 VERSION = 1
 TABLES = (
-    "dae_hybrid", "name", "run", "build", "parameters", "variables", "tables", "functions", "definitions", "clocks",
+    "dae_hybrid", "name", "run", "build", "parameters", "variables", "tables", "functions", "definitions",
+    "clocks", "equations",
     "modes", "transitions", "initial", "functionals",
 )  # fmt: skip
 COMMON = ("kind", "size", "unit", "description")
@@ -189,6 +190,8 @@ class Reader:
         self._model.declarations = {name: order[name] for name in (*tables["parameters"], *tables["variables"])}
         for name, value in tables["modes"].items():
             self._mode(("modes", name), name, value)
+        for name, value in tables["equations"].items():
+            self._shared(("equations", name), name, value)
         for name, value in tables["clocks"].items():
             self._clock(("clocks", name), name, value)
         for name, value in tables["transitions"].items():
@@ -449,13 +452,28 @@ class Reader:
         if mode.mass is not None:
             relabelled = replace(mode.mass, labels=self._relabelled(rhs, own_labels, mode.mass.labels))
             mode = replace(mode, mass=relabelled)
+        labels = self._all_labels(mode, equations)
+        idle = tuple(self._algebraic_names((*path, "idle"), entry.get("idle", [])))
+        motion = self._motion((*path, "motion"), entry["motion"]) if "motion" in entry else None
+        self._model.modes[name] = replace(mode, labels=labels, idle=idle, motion=motion)
+
+    def _all_labels(self, mode: Mode, equations: dict[str, tuple[Any, dict[int, list[str]]]]) -> tuple[str, ...]:
         labels, start = mode.labels, 0
         for kind, (rows, own) in equations.items():
             labels = self._relabelled(rows, own, labels, start)
             start += getattr(mode, kind).numel()
-        idle = tuple(self._algebraic_names((*path, "idle"), entry.get("idle", [])))
-        motion = self._motion((*path, "motion"), entry["motion"]) if "motion" in entry else None
-        self._model.modes[name] = replace(mode, labels=labels, idle=idle, motion=motion)
+        return labels
+
+    def _shared(self, path: Path, name: str, given: Any) -> None:
+        entry = self._doc.table(path, given, ("modes", "ode", *EQUATIONS))
+        equations = {kind: self._equations((*path, kind), entry.get(kind)) for kind in EQUATIONS}
+        ode = self._values((*path, "ode"), entry.get("ode"))
+        modes: Any = self._doc.strings((*path, "modes"), entry["modes"]) if "modes" in entry else "all"
+        with self._doc.at(path):
+            self._model.equations(name, modes=modes, ode=ode, **{kind: rows for kind, (rows, _) in equations.items()})
+        own = self._model.shared[name]
+        stated = replace(own.stated, labels=self._all_labels(own.stated, equations))
+        self._model.shared[name] = replace(own, stated=stated)
 
     def _algebraic_names(self, path: Path, given: Any) -> list[str]:
         return self._declared(path, given, "algebraic")

@@ -22,6 +22,7 @@ from dae_hybrid.statement.declarations import (
     Mode,
     MotionStatement,
     Series,
+    SharedEquations,
     Transition,
 )
 from dae_hybrid.statement.lookup import LookupTable
@@ -70,6 +71,7 @@ class _Writer:
             "definitions": {},
             "clocks": {name: self._clock(clock) for name, clock in m.clocks.items()},
             "modes": {name: self._mode(mode) for name, mode in m.modes.items()},
+            "equations": {name: self._shared(shared) for name, shared in m.shared.items()},
             "transitions": {name: self._transition(t) for name, t in m.transitions.items()},
             "initial": {} if m.start is None else self._initial(m.start),
             "functionals": {name: self._functional(f) for name, f in m.functionals.items()},
@@ -179,6 +181,10 @@ class _Writer:
         if mode.motion is not None:
             found["motion"] = self._motion(mode.motion)
         return found
+
+    def _shared(self, shared: SharedEquations) -> dict[str, Any]:
+        modes = {"modes": list(shared.modes)} if shared.modes else {}
+        return modes | self._mode(shared.stated)
 
     def _motion(self, motion: MotionStatement) -> dict[str, Any]:
         found: dict[str, Any] = {key: list(getattr(motion, key)) for key in ("q", "v", "a", "multipliers")}

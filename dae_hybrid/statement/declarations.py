@@ -148,6 +148,14 @@ class Mode(Statement):
         return ca.vertcat(*self.equations)
 
 
+@dataclass(frozen=True, eq=False)
+class SharedEquations(Statement):
+    """Equations of several modes, stated once."""
+
+    modes: tuple[str, ...]  # empty for all
+    stated: Mode
+
+
 @dataclass(frozen=True)
 class VariableBound:
     """One bound of one entry of an algebraic variable."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -17,6 +17,7 @@ from dae_hybrid.statement.declarations import (
     Initial,
     Mode,
     Series,
+    SharedEquations,
 )
 from dae_hybrid.statement.expressions import (
     EquationRows,
@@ -62,6 +63,7 @@ class HybridModel(Transitions):
     (1, 0.468004)
     """
 
+    shared: dict[str, SharedEquations] = field(default_factory=dict, init=False)
     functionals: dict[str, Functional] = field(default_factory=dict, init=False)
     start: Initial | None = field(default=None, init=False)
 
@@ -126,21 +128,63 @@ class HybridModel(Transitions):
             raise ModelError(f"Mode '{name}' is declared twice.")
         if name in (ALL, SAME):
             raise ModelError(f"A mode cannot be called '{name}', a word of transition().", remedy="Take another name.")
-        given = (("residual", residual), ("algebraic", algebraic), ("constraint", constraint))
-        implicit, closing, kept = (
-            equation_rows(f"{kind} equation of mode '{name}':", equations) for kind, equations in given
-        )
-        mode = Mode(
-            name,
-            self.assignments(ode, f"ode of mode '{name}'", ("differential",)),
-            implicit.equations,
-            closing.equations,
-            kept.equations,
-            (*implicit.labels, *closing.labels, *kept.labels),
-            mass=mass_statement(self, name, mass, rhs, variables, () if ode is None else tuple(ode)),
-        )
+        mode = self._equations(f"mode '{name}'", name, ode, residual, algebraic, constraint)
+        mass_part = mass_statement(self, name, mass, rhs, variables, () if ode is None else tuple(ode))
+        mode = mode if mass_part is None else replace(mode, mass=mass_part)
         self.modes[name] = mode
         return mode
+
+    def equations(
+        self,
+        name: str,
+        *,
+        modes: Literal["all"] | Sequence[Mode | str] = "all",
+        ode: Mapping[Any, Any] | None = None,
+        residual: Sequence[Any] | ca.MX | None = None,
+        algebraic: Sequence[Any] | ca.MX | None = None,
+        constraint: Sequence[Any] | ca.MX | None = None,
+    ) -> None:
+        """State equations that several modes share, besides their own.
+
+        Parameters
+        ----------
+        name : str
+            Name of the equations, in error messages and model files.
+        modes : {"all"} or sequence of Mode or str
+            The modes that have them; ``"all"`` includes modes that are declared later.
+        ode, residual, algebraic, constraint
+            As in `mode`.
+
+        Raises
+        ------
+        ModelError
+            The name is taken, or an argument is not of this model. `build` refuses a rate that is given twice.
+
+        Examples
+        --------
+        >>> import dae_hybrid as dh
+        >>> m = dh.HybridModel("tank")
+        >>> h, T = m.differential("h"), m.differential("T")
+        >>> fill, drain = m.mode("fill", ode={h: 1.0}), m.mode("drain", ode={h: -0.5})
+        >>> m.equations("heat", ode={T: m.active("fill") - T})
+        >>> full = m.transition(fill, drain, guard=h > 1)
+        >>> m.initial(fill, {h: 0.0, T: 0.0})
+        >>> round(float(dh.simulate(m.build(), (0, 2), rtol=1e-9)(2)["T"]), 6)
+        0.232544
+        """
+        checked_name("group of equations", name)
+        if name in self.shared:
+            raise ModelError(f"Equations '{name}' are stated twice.")
+        given = () if isinstance(modes, str) and modes == ALL else self._sources(modes)
+        stated = self._equations(f"equations '{name}'", name, ode, residual, algebraic, constraint)
+        self.shared[name] = SharedEquations(tuple(mode.name for mode in given), stated)
+
+    def _equations(self, where: str, name: str, ode: Any, residual: Any, algebraic: Any, constraint: Any) -> Mode:
+        given = (("residual", residual), ("algebraic", algebraic), ("constraint", constraint))
+        rows = [equation_rows(f"{kind} equation of {where}:", equations) for kind, equations in given]
+        labels = tuple(label for own in rows for label in own.labels)
+        own = self.assignments(ode, f"ode of {where}", ("differential",))
+        return Mode(name, own, *(own.equations for own in rows), labels)
 
     # -- start --------------------------------------------------------------------------------------
 

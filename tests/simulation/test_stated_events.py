@@ -245,6 +245,15 @@ def test_clocks_are_refused() -> None:
         m.build(native=False)
 
 
+def test_rates_are_given_once() -> None:
+    m = ramp()
+    m.equations("again", ode={symbols(m)[0]: 2.0})
+    with pytest.raises(dh.ModelError, match="x is given twice: by mode 'run' and by equations 'again'"):
+        m.build(native=False)
+    with pytest.raises(dh.ModelError, match="stated twice"):
+        m.equations("again", ode={})
+
+
 def test_a_clock_does_not_begin_before_the_run() -> None:
     m = ramp()
     m.update(m.clock(1.0, offset=-0.5), {m.discrete("u", initial=0.0): 1.0})

@@ -139,8 +139,9 @@ def logic() -> dh.HybridModel:
     a, b = m.parameter("a", 1.1), m.parameter("b", 2.0)
     x, n, r = m.differential("x"), m.differential("n"), m.memory("r", initial=0.0)
     hot = m.active("hot")
-    ode = {x: a * (1 - 2 * hot) - 0.3 * x, n: 0.1 * hot}
-    cold, warm = m.mode("cold", ode=ode), m.mode("hot", ode=ode)
+    cold, warm = m.mode("cold"), m.mode("hot", ode={n: 0.1})
+    m.equations("temperature", ode={x: a * (1 - 2 * hot) - 0.3 * x})
+    m.equations("rest", modes=[cold], ode={n: 0.0})
     m.transition(cold, warm, guard=dh.any_of(dh.all_of(x > 1, m.time > b), x > 2.2), memory={r: r + 1}, name="heated")
     m.transition(warm, cold, guard=dh.not_(x > 0.4), reset={n: n + x}, name="cooled")
     m.transition("all", "same", guard=r - 1.5, direction="rising", reset={n: n + a * x}, name="twice")
