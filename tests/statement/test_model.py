@@ -168,7 +168,7 @@ def test_sizes_are_positive_integers(kind: str, size: Any) -> None:
 
 def test_numbers_that_are_none() -> None:
     m = dh.HybridModel("q")
-    for value in (NAN, INF, "one", None, [], [[1.0]], [1.0, NAN], 1j):
+    for value in (NAN, INF, "one", None, [], [[[1.0]]], [1.0, NAN], 1j):
         raises(dh.ModelError, lambda v=value: m.parameter("p", v), "'p'")
     raises(dh.ModelError, lambda: m.parameter("p", [1.0, 2.0], size=3), "'p'", "2", "3")
     raises(dh.ModelError, lambda: m.algebraic("z", guess=NAN), "'z'")
