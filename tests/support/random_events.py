@@ -148,4 +148,4 @@ def event_system(seed: int, **limits: Any) -> EventSystem:
 
 def judge_events(seed: int) -> Verdict:
     """Whether all ways to the derivatives agree."""
-    return judge(event_system(seed))
+    return judge(event_system(seed), native=seed % 10 > 0)
