@@ -26,6 +26,7 @@ import casadi as ca
 
 from dae_hybrid.compile.queues import queue_of
 from dae_hybrid.errors import ModelError
+from dae_hybrid.statement.conditions import is_condition
 from dae_hybrid.statement.declarations import Declaration, Mode, Transition
 from dae_hybrid.statement.expressions import free_name
 from dae_hybrid.statement.model import HybridModel
@@ -81,8 +82,9 @@ class _Expansion:
             own = self._queues.get(stated.name)
             ordered += _at_each_time(stated) if own is None else own.executions()
         for part in ordered:
-            for transition in self._between(part):
-                self._add(transition)
+            for own in self._guarded(part):
+                for transition in self._between(own):
+                    self._add(transition)
         self._leave()
         self.model.functionals = {
             name: replace(f, at_events=tuple((own, cost) for key, cost in f.at_events for own in self.names[key]))
@@ -129,16 +131,14 @@ class _Expansion:
             name = f"{transition.name} in {mode.name}" if several else transition.name
             goal = mode if transition.stays else target
             statement = transition.statement or (transition.name if several else "")
-            shared = transition.name if several else ""
+            shared = f"{transition.statement}: {transition.name}" if several else ""
             yield replace(transition, name=name, sources=(mode,), target=goal, statement=statement, shared=shared)
 
     def _add(self, transition: Transition) -> None:
         """Add a transition of the expanded model, with the one that replaces it where `when` does not hold."""
         stated = transition.statement or transition.name
-        if transition.name not in self.stated.transitions:
+        if transition.statement:  # one of several
             transition = replace(transition, name=self._free(transition.name))
-        if _is_of_memory(self.model, transition):
-            transition = self._guarded(transition)
         self.names.setdefault(stated, []).append(transition.name)
         self.model.transitions[transition.name] = transition
         if transition.when is None:
@@ -152,13 +152,21 @@ class _Expansion:
         )  # fmt: skip
         self.model.transitions[skip.name] = skip
 
-    def _guarded(self, transition: Transition) -> Transition:
-        """Return a transition whose time or guard changes with memory alone, with a guard that events may move."""
+    def _guarded(self, transition: Transition) -> list[Transition]:
+        """Return a transition whose time or guard changes with memory alone with guards that events may move."""
+        if not _is_of_memory(self.model, transition):
+            return [transition]
+        value = transition.trigger.expression
         if transition.trigger.is_timed:
-            return replace(
-                transition, trigger=StateTrigger(self.model.time - transition.trigger.expression), direction=1
-            )
-        return replace(transition, becomes=not transition.refusal, jumps=True)
+            return [replace(transition, trigger=StateTrigger(self.model.time - value), direction=1)]
+        if transition.refusal:
+            return [replace(transition, jumps=True)]
+        if is_condition(value):
+            return [transition]
+        sides = {1: value > 0, -1: value < 0}
+        crossed = [side for sign, side in sides.items() if transition.direction in (0, sign)]
+        statement = transition.statement or transition.name * (len(crossed) > 1)
+        return [replace(transition, trigger=StateTrigger(s), direction=1, statement=statement) for s in crossed]
 
     def _free(self, name: str) -> str:
         """Return a name that no transition has."""

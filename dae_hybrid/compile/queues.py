@@ -18,6 +18,7 @@ from dae_hybrid.errors import ModelError
 from dae_hybrid.statement.declarations import Declaration, Transition
 from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.statement.triggers import StateTrigger, TimesTrigger
+from dae_hybrid.statement.vector_entries import assembled, chosen
 
 #: guard of an empty place, which never crosses zero; small, since it counts to the range of the guard
 EMPTY = -1e-9
@@ -37,9 +38,9 @@ def queue_of(model: HybridModel, stated: Transition, declare: Declare) -> Queue:
 
 
 class Queue(ABC):
-    """Places in memory: `due` are the times, `pending` marks the places taken, `place` marks the next free one.
+    """Places in memory: `due` are the times, `pending` marks the places taken.
 
-    `held` are the values at the trigger, by variable, one after the other.
+    `held` are the values at the trigger, by variable or by the label of an entry, one after the other.
     """
 
     def __init__(self, model: HybridModel, stated: Transition, declare: Declare) -> None:
@@ -49,7 +50,7 @@ class Queue(ABC):
             raise ModelError(
                 f"Transition '{stated.name}' has a delay= and several times at=.", remedy="Add the delay to the times."
             )
-        self.time, self.stated, self.delay, self.size = model.time, stated, stated.delay, stated.delay.pending
+        self.model, self.stated, self.delay, self.size = model, stated, stated.delay, stated.delay.pending
         name, n = stated.name, self.size
         self.due, self.pending = declare(f"{name} due", np.zeros(n)), declare(f"{name} pending", np.zeros(n))
         self.values = stated.reset | stated.memory if self.delay.at_trigger else {}
@@ -67,7 +68,9 @@ class Queue(ABC):
         yield self._named(base, "triggered")
         if not self.delay.persistent:
             direction = -1 if stated.direction >= 0 else 1
-            falls = replace(base, direction=direction, on_entry="wait", when=None, memory=self.emptied())
+            falls = replace(
+                base, direction=direction, on_entry="wait", when=None, memory=self.emptied(), becomes=True, jumps=True
+            )
             yield self._named(falls, "released")
         full = replace(
             base, trigger=StateTrigger(self._room()), direction=-1, on_entry="error", when=None, memory=none,
@@ -81,10 +84,11 @@ class Queue(ABC):
         """Yield the transitions that are carried out at the times of the queue."""
         stated = self.stated
         for k, place, share, leaving in self._heads():
-            guard = share * (self.time - self.due.symbol[place]) + (1 - share) * EMPTY
+            guard = share * (self.model.time - self.due.symbol[place]) + (1 - share) * EMPTY
             own = replace(
                 stated, name=f"{stated.name} {k}", statement=stated.name, trigger=StateTrigger(guard), direction=1,
-                on_entry="error", when=None, delay=None, reset=self._values(stated.reset, place),
+                on_entry="error", overdue=f"The delay of transition '{stated.name}' is negative", when=None, delay=None,
+                reset=self._values(stated.reset, place),
                 memory=self._values(stated.memory, place) | leaving,
             )  # fmt: skip
             ends = stated.target is None and not stated.stays
@@ -112,7 +116,7 @@ class Queue(ABC):
         """Write the time and the values of the trigger to the marked place."""
         due = self.due.symbol
         found = {
-            self.due.name: due * (1 - place) + place * (self.time + self.delay.time),
+            self.due.name: due * (1 - place) + place * (self.model.time + self.delay.time),
             self.pending.name: self.pending.symbol + place,
         }
         for variable, held in self.held.items():
@@ -125,8 +129,20 @@ class Queue(ABC):
         """The values of a place, or those stated."""
         if not self.delay.at_trigger:
             return dict(given)
-        sizes = {name: value.numel() for name, value in given.items()}
-        return {name: self.held[name].symbol[k * size : (k + 1) * size] for name, size in sizes.items()}
+        found: dict[str, ca.MX] = {}
+        entries: dict[str, dict[int, ca.MX]] = {}
+        for key, value in given.items():
+            size = value.numel()
+            own = self.held[key].symbol[k * size : (k + 1) * size]
+            part = chosen(self.model.declarations, key)
+            if part is None:
+                found[key] = own
+            else:
+                entries.setdefault(part[0].name, {})[part[1][0]] = own
+        for name, pieces in entries.items():
+            declared = self.model.declarations[name]
+            found[name] = assembled(name, declared, pieces, lambda i, v=declared.symbol: v[i])
+        return found
 
     def _named(self, transition: Transition, what: str) -> Transition:
         name = f"{self.stated.name} {what}"
@@ -134,7 +150,7 @@ class Queue(ABC):
 
 
 class Line(Queue):
-    """Executions in the order of their triggers.
+    """Executions in the order of their triggers; `place` marks the number of those pending.
 
     `turn` marks one of two transitions, which alternate: of two executions at one instant the second does not follow
     from the transition that has just fired.
@@ -168,23 +184,25 @@ class Line(Queue):
 
 
 class Ring(Queue):
-    """Executions in any order."""
+    """Executions in any order; the first free place is the next one. `lost` is 1 if there was none."""
 
     def __init__(self, model: HybridModel, stated: Transition, declare: Declare) -> None:
         super().__init__(model, stated, declare)
-        self.place = declare(f"{stated.name} place", np.eye(self.size)[0])
+        self.lost = declare(f"{stated.name} lost", np.zeros(1))
 
     def emptied(self) -> dict[str, ca.MX]:
         """Nothing is pending."""
         return {self.pending.name: ca.MX.zeros(self.size)}
 
     def _entering(self) -> dict[str, ca.MX]:
-        place, n = self.place.symbol, self.size
-        return self._put(place) | ({self.place.name: ca.vertcat(place[n - 1], place[: n - 1])} if n > 1 else {})
+        free, taken = list[ca.MX](), ca.MX(1)
+        for pending in ca.vertsplit(self.pending.symbol):
+            free.append(taken * (1 - pending))
+            taken = taken * pending
+        return self._put(ca.vertcat(*free)) | {self.lost.name: taken}
 
     def _room(self) -> ca.MX:
-        pending = self.pending.symbol
-        return 1 - ca.dot(pending, pending - 1)  # a place that is taken twice counts 2
+        return 0.5 - self.lost.symbol
 
     def _heads(self) -> Iterator[tuple[int, int, ca.MX, dict[str, ca.MX]]]:
         pending, n = self.pending.symbol, self.size

@@ -46,6 +46,7 @@ def as_stated(model: HybridModel, transition: Transition, index: int, mode_index
         "relation": transition.relation,
         "statement": transition.statement,
         "shared": transition.shared,
+        "overdue": transition.overdue,
         "keeps": _keeps_its_guard(model, transition),
         "clock": _clock(model, transition),
     }
@@ -90,9 +91,14 @@ def build_transition(
         )
     if jump is not None:
         kernels |= jump.kernels()
-    for key, value in (("when", transition.when), ("priority", transition.priority)):
-        if value is not None and not transition.skips:
-            kernels[key] = Kernel(source.lower(key, [(f"{key} of transition '{name}'", value)]))
+    if transition.when is not None and not transition.skips:
+        kernels["when"] = Kernel(source.lower("when", [(f"when of transition '{name}'", transition.when)]))
+    if transition.priority is not None and not transition.skips:
+        priority = source.lower("priority", [(f"priority of transition '{name}'", transition.priority)])
+        s = symbols_for([priority], source.n, source_builder.nm, source_builder.np)
+        (value,) = priority.call(list(s.point))
+        outputs = [dense(v) for v in (value, ca.jacobian(value, s.u))]
+        kernels["priority"] = Kernel(ca.Function("priority", list(s.point), outputs), [1])
     return TransitionMap(
         **as_stated(model, transition, index, mode_index),
         trigger=trigger,

@@ -17,6 +17,7 @@ import numpy as np
 from dae_hybrid.conditions.error_estimate import ErrorEstimate
 from dae_hybrid.conditions.instants import Point, RunInspector, refuse
 from dae_hybrid.conditions.outcomes import TangentComparison
+from dae_hybrid.conditions.priorities import has_tied_priorities, refuse_tied_priorities
 from dae_hybrid.conditions.ties import is_beside, ties
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.records import EventRecord
@@ -47,7 +48,7 @@ def has_coincidences(trajectory: Trajectory, estimate: ErrorEstimate) -> bool:
             continue
         if inspector.move_apart(events, inspector.others(events[0])) or inspector.ceasing_conditions(events[0]):
             return True
-        if inspector.at_rest(inspector.before(events[0])):
+        if inspector.at_rest(inspector.before(events[0])) or has_tied_priorities(inspector, events):
             return True
         if inspector.is_beside_end(events) or (
             inspector.is_first(events) and inspector.system.transitions[events[0].index].movable
@@ -95,6 +96,7 @@ def _at_an_instant(
         is not None
     ):
         _refuse_start(inspector, inspector.trigger(events[0]), conditions)
+    refuse_tied_priorities(inspector, comparison, events, [side[0] for side in sides])
     others = inspector.others(events[0])
     due = {firing.transition.index for firing in others}
     times = [comparison.time_of(inspector.before(events[0]), other, before) for other in others]

@@ -264,8 +264,11 @@ class Automaton:
             at = self.at = StatePoint(at.x, at.m, *mode.kernels["entry"](self.t, at.x, at.m, self.p))
             self.rules.note_sides(mode, self.t, at, armed=armed, leaving=self._leaving_signs(entry), crossing=found)
             found = self.rules.first_due(mode, self.t, at, found, armed)
-        due, timed, count = self.rules.due(mode, self.t) if self.rules.reversed else (np.inf, None, 0)
-        return found if timed is None or due > self.t else Firing(timed, count=count)
+        if not mode.timed or not (self.rules.reversed or self.rules.has_priorities):
+            return found
+        due, timed, count = self.rules.due(mode, self.t, at)
+        is_due = timed is not None and (due <= self.t or self._is_now(due)) and not found.transition.refuses
+        return Firing(timed, count=count) if timed is not None and is_due and self._precedes(timed, found) else found
 
     @staticmethod
     def _stayed_at_zero(crossing: tuple[int, float, float], entry: SegmentEntry) -> bool:

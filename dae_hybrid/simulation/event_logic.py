@@ -37,12 +37,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dae_hybrid.errors import ChatteringError, EventError, NonFiniteError, ZenoError
+from dae_hybrid.errors import ChatteringError, DaeHybridError, EventError, NonFiniteError, ZenoError
 from dae_hybrid.numerics.arrays import EPS, SMALLEST_NORMAL, Array
 from dae_hybrid.options import Options
 from dae_hybrid.port.failure_messages import SUSPECTS, guard_passed
@@ -302,7 +303,7 @@ class EventLogic:
             turn = -1 if self.reversed else 1
             fires, is_error = min(due, key=lambda found: self.rank(found[0].transition, t, at, turn))
             if is_error:
-                raise guard_passed(fires.transition.name, mode.name, t)
+                raise overdue(fires.transition, mode.name, t)
             if fires.corrects:
                 self.sides, self.nonzero, self.past_on_entry = known
         return SegmentEntry(fires, np.array(zero_band), np.array(leaving_sign))
@@ -337,6 +338,11 @@ class EventLogic:
         """Forget the zero bands of guards that have left zero since the start of the run."""
         for index in armed & self.still.keys():
             del self.still[index]
+
+    @cached_property
+    def has_priorities(self) -> bool:
+        """Whether a transition states a priority."""
+        return any("priority" in transition.kernels for transition in self.system.transitions)
 
     def rank(self, transition: TransitionMap, t: float, at: StatePoint, turn: int = 1) -> tuple[float, int]:
         """Return a key that orders the transitions of an instant: by priority, then by declaration."""
@@ -587,6 +593,16 @@ class EventLogic:
         if self.accumulation is not None:
             found.append(f"The run was ended: events accumulate at about t = {self.accumulation:.12g}.")
         return tuple(found)
+
+
+def overdue(transition: TransitionMap, mode: str, t: float) -> DaeHybridError:
+    """Return the error for a transition that must not be past its threshold on entry."""
+    if not transition.overdue:
+        return guard_passed(transition.name, mode, t)
+    return EventError(
+        f"{transition.overdue}.", transition=transition.title(np.zeros(0)), mode=mode, time=t,
+        remedy="State a delay that is not negative at these parameters and values.",
+    )  # fmt: skip
 
 
 def past_on_entry(transition: str, mode: str) -> str:

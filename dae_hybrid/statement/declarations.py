@@ -234,6 +234,7 @@ class Transition(Statement):
     delay: Delay | None = None
     statement: str = ""  # name of the stated transition that it belongs to, if that is another one
     shared: str = ""  # what it has in common with the same transition from other modes
+    overdue: str = ""  # what is wrong if the guard is past its threshold on entry
     skips: str = ""  # name of the transition that it replaces where the condition `when` does not hold
 
     @property

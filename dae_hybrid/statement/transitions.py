@@ -23,8 +23,9 @@ from dae_hybrid.statement.declarations import (
     Transition,
 )
 from dae_hybrid.statement.expressions import checked_name, equation_rows, expression, free_name, labelled, matrix
-from dae_hybrid.statement.symbols import Symbols
+from dae_hybrid.statement.symbols import Rest, Symbols
 from dae_hybrid.statement.triggers import PeriodicTrigger, StateTrigger, TimesTrigger, TimeTrigger, Trigger
+from dae_hybrid.statement.vector_entries import chosen
 
 #: words that stand for modes in `transition`
 ALL, SAME = "all", "same"
@@ -181,6 +182,8 @@ class Transitions(Symbols):
         moved = tuple(self.lookup(v, f"project of transition '{name}'") for v in project or ())
         self._check_projection(name, moved, metric, explicit=explicit)
         rows = trigger.count if isinstance(trigger, TimesTrigger) else None
+        # entries that are not given keep the values that they have when it is carried out
+        rest: Rest = "open" if delay is not None and values == "trigger" else "kept"
         transition = Transition(
             name,
             starts,
@@ -189,8 +192,8 @@ class Transitions(Symbols):
             DIRECTIONS[direction],
             on_entry,
             math.inf if resolution is None else float(resolution),
-            self.assignments(reset if explicit else None, f"reset of transition '{name}'", STATES, rows, rest="kept"),
-            self.assignments(memory, f"memory of transition '{name}'", ("memory",), rows, rest="kept"),
+            self.assignments(reset if explicit else None, f"reset of transition '{name}'", STATES, rows, rest=rest),
+            self.assignments(memory, f"memory of transition '{name}'", ("memory",), rows, rest=rest),
             *equation_rows(f"reset equation of transition '{name}':", None if explicit else reset),
             moved,
             None if metric is None else matrix(f"metric of transition '{name}'", metric),
@@ -211,7 +214,9 @@ class Transitions(Symbols):
         ):
             raise ModelError(f"Transition '{name}' ends the run: reset=, memory= and project= have no meaning.")
         for key in transition.memory:
-            if self.declarations[key].of is not None or self.declarations[key].signal is not None:
+            part = chosen(self.declarations, key)
+            declared = self.declarations[key] if part is None else part[0]
+            if declared.of is not None or declared.signal is not None:
                 raise ModelError(
                     f"Transition '{name}' updates memory '{key}', which already is of= a variable, or a signal's."
                 )

@@ -68,7 +68,8 @@ class TransitionMap:
     linear       t, x-, m-, xi, p                    y+, m+ and Phi, each by u- and by xi; sizes of the terms of
                                                      dPhi/dxi; the start of z+ by u-
     when         t, x-, m-, p                        not 0 if the transition may fire (where there is a condition)
-    priority     t, x-, m-, p                        order among the transitions of an instant (where it is stated)
+    priority     t, x-, m-, p                        order among the transitions of an instant, by u- (where it is
+                                                     stated)
     conditions   t, x-, m-, p                        the reset's equations without unknowns, by u-, and the sizes of
                                                      their terms
     cost         t, x-, m-, xi, p                    costs of all functionals, by u-, by xi (where there are any)
@@ -110,6 +111,7 @@ class TransitionMap:
     keeps: bool = False  # its guard does not depend on anything that it changes
     statement: str = ""  # its name in records, if that is another one
     shared: str = ""  # what it has in common with the same transition from other modes
+    overdue: str = ""  # what is wrong if its guard is past its threshold on entry
     owner: int = -1  # the transition that it replaces where the condition of that one does not hold
     otherwise: int = -1  # the transition that replaces it where its condition does not hold
 

@@ -194,7 +194,7 @@ def test_a_negative_delay_is_refused() -> None:
     x, q = symbols(m)
     d = m.parameter("d", -0.1)
     m.transition("run", "run", guard=x > 1, delay=d, reset={q: q + 1}, name="early")
-    with pytest.raises(dh.GuardPassedError, match="early"):
+    with pytest.raises(dh.EventError, match="The delay of transition 'early' is negative"):
         dh.simulate(m.build(native=False), (0, 3))
 
 
@@ -259,3 +259,104 @@ def test_a_clock_does_not_begin_before_the_run() -> None:
     m.update(m.clock(1.0, offset=-0.5), {m.discrete("u", initial=0.0): 1.0})
     with pytest.raises(dh.NonFiniteError, match="precedes the start"):
         dh.simulate(m.build(native=False), (0, 1))
+
+
+# -- defects that a reader found -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["late triggered", "late 0", "late 1", "late place"])
+def test_names_of_parts_do_not_collide_with_stated_ones(name: str) -> None:
+    m = ramp()
+    x, q = symbols(m)
+    m.transition("run", "run", guard=x > 1, delay=0.5, reset={q: q + 10}, name="late")
+    m.transition("run", "run", guard=x > 0.25, reset={q: q + 1}, name=name)
+    assert dh.simulate(m.build(native=False), (0, 3)).functionals["G"] == 12
+
+
+def test_names_of_modes_and_times_do_not_collide_with_stated_ones() -> None:
+    m = ramp()
+    x, q = symbols(m)
+    m.transition("all", "same", at=[0.5, 0.7], reset={q: q + ca.DM([1, 2])}, name="dose")
+    for name in ("dose in run", "dose 0", "dose 0 in run"):
+        m.transition("all", "same", guard=x > 1, reset={q: q + 10}, name=name)
+    assert dh.simulate(m.build(native=False), (0, 3)).functionals["G"] == 34
+
+
+def test_entries_that_are_not_given_are_those_of_the_execution() -> None:
+    m = dh.HybridModel("entries")
+    x, v = m.differential("x"), m.differential("v", size=2)
+    r = m.memory("r", initial=[0.0, 0.0], size=2)
+    run = m.mode("run", ode={x: 1, v: [1, 2]})
+    m.transition(run, run, guard=x > 1, delay=0.5, values="trigger", reset={v[0]: 10.0}, memory={r[0]: x}, name="late")
+    m.transition(run, run, guard=x > 1.2, memory={r[1]: 7.0}, name="set")
+    m.initial(run, {x: 0.0, v: [0.0, 0.0]})
+    m.functional("end", terminal=ca.vertcat(v, r))
+    restored = dh.HybridModel.from_text(m.to_text())
+    for model in (m, restored):
+        end = dh.simulate(model.build(native=False), (0, 2)).functionals["end"]
+        np.testing.assert_allclose(end, [10.5, 4, 1, 7], rtol=1e-8)
+
+
+@pytest.mark.parametrize("guard", [lambda x: x > 1, lambda x: x - 1], ids=["condition", "crossing"])
+def test_a_reset_that_takes_the_guard_back_cancels(guard: Any) -> None:
+    m = ramp()
+    x, q = symbols(m)
+    m.transition(
+        "run", "run", guard=guard(x), direction="rising", delay=0.5, persistent=False, reset={q: q + 1}, name="late"
+    )
+    m.transition("run", "run", at=1.2, reset={x: -5.0}, name="back")
+    assert dh.simulate(m.build(native=False), (0, 3)).functionals["G"] == 1
+
+
+def test_places_of_short_delays_are_used_again() -> None:
+    m = ramp()
+    x, q = symbols(m)
+    m.transition("run", "run", every=0.4, delay=ca.if_else(x < 0.5, 5.0, 0.1), pending=2, reset={q: q + 1}, name="late")
+    assert dh.simulate(m.build(native=False), (0, 2.3)).functionals["G"] == 5
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_time_event_precedes_an_execution_of_lower_priority(native: bool) -> None:
+    m = ramp()
+    _, q = symbols(m)
+    m.transition("run", "run", at=0.5, delay=0.5, priority=1, reset={q: 3 * q}, name="execution")
+    m.transition("run", "run", at=1.0, priority=5, reset={q: q + 1}, name="time")
+    sol = dh.simulate(m.build(native=native), (0, 3), native_events=native)
+    assert [e.transition for e in sol.events] == ["execution triggered", "time", "execution"]
+    assert sol.functionals["G"] == 6
+
+
+@pytest.mark.parametrize("p", [1.0, 1 + 1e-12, 1 - 1e-12])
+def test_tied_priorities_have_no_derivative(p: float) -> None:
+    m = dh.HybridModel("tied")
+    k = m.parameter("k", p)
+    x, q = m.differential("x"), m.differential("q")
+    run = m.mode("run", ode={x: k, q: 0})
+    m.transition(run, run, at=1.0, priority=1, reset={q: q + 1}, name="add")
+    m.transition(run, run, at=1.0, priority=x, reset={q: 2 * q}, name="double")
+    m.initial(run, {x: 0.0, q: 0.0})
+    m.functional("G", terminal=q * x)
+    with pytest.raises(dh.EventError, match="priorities of"):
+        dh.adjoint_gradient(m.build(native=False), (0, 2), "G", **OPTIONS)
+    assert dh.adjoint_gradient(m.build(native=False), (0, 2), "G", parameters=[0.9], **OPTIONS).gradient[0] > 0
+
+
+@pytest.mark.parametrize("p", [0.5, 0.5 + 1e-12, 0.5 - 1e-12])
+def test_memory_at_a_threshold_has_no_derivative(p: float) -> None:
+    m = ramp()
+    x, q = symbols(m)
+    k, level = m.parameter("k", p), m.memory("level", initial=0.0)
+    m.transition("run", "run", at=1.0, memory={level: k * x}, name="write")
+    m.transition("run", "run", guard=level - 0.5, direction="rising", reset={q: q + k}, name="high")
+    with pytest.raises(dh.EventError):
+        dh.adjoint_gradient(m.build(native=False), (0, 2), "G", **OPTIONS)
+
+
+def test_memory_crosses_in_both_directions() -> None:
+    m = ramp()
+    _, q = symbols(m)
+    level = m.memory("level", initial=0.0)
+    for time, value in ((0.5, 1.0), (1.0, -1.0), (1.5, 2.0)):
+        m.transition("run", "run", at=time, memory={level: value}, name=f"write {time}")
+    m.transition("run", "run", guard=level - 0.5, reset={q: q + 1}, name="cross")
+    assert dh.simulate(m.build(native=False), (0, 2)).functionals["G"] == 4
