@@ -73,7 +73,7 @@ def test_the_state_that_they_have_is_in_no_result() -> None:
     system = cycle().build()
     fsa = dh.forward_sensitivity(system, (0, 2), **TIGHT)
     sol = pickle.loads(pickle.dumps(fsa)).trajectory
-    assert "idle" not in " ".join([*sol.to_dataframe().columns, *sol.event_table.minus, system.describe()])
+    assert "idle" not in " ".join([*sol.to_dataframe().columns, *sol.event_table.x_minus, system.describe()])
     many = dh.batch(system, (0, 5), parameters={"a": [2.0, 2.1]}, gradient="forward", **TIGHT)
     assert list(many.final) == ["x", "z"] or list(many.final) == ["z", "x"]
     assert many.native.all()
