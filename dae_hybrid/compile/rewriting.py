@@ -7,6 +7,7 @@ from dae_hybrid.compile.expansion import expanded
 from dae_hybrid.compile.idle_modes import with_idle_states
 from dae_hybrid.compile.lookup import with_tables
 from dae_hybrid.compile.mass import with_mass
+from dae_hybrid.compile.signal_inputs import with_signals
 from dae_hybrid.statement.model import HybridModel
 
 
@@ -17,4 +18,4 @@ def rewritten(model: HybridModel, *, kinks: bool) -> HybridModel:
 
 def with_single_states(model: HybridModel, *, kinks: bool) -> HybridModel:
     """Return the model without tables and mass matrices: its differential variables are those of the system."""
-    return with_mass(with_tables(expanded(model), kinks=kinks))
+    return with_mass(with_tables(expanded(with_signals(model)), kinks=kinks))

@@ -95,7 +95,7 @@ class _Writer:
                 found[d.symbol.__hash__()] = Text(f"reshape(transpose({quoted(d.name)}), {d.size}, 1)")
             elif d.signal is None:
                 found[d.symbol.__hash__()] = Text(quoted(d.name))
-        for name, (value, rate) in m.signals.items():
+        for name, (value, rate) in [*m.signals.items(), *m.inputs.items()]:
             for part, text in ((value, quoted(name)), (rate, f"der({quoted(name)})")):
                 if not part.is_constant():
                     found[part.__hash__()] = Text(text)

@@ -63,9 +63,25 @@ class HybridModel(Transitions):
     (1, 0.468004)
     """
 
+    inputs: dict[str, tuple[ca.MX, ca.MX]] = field(default_factory=dict, init=False)  # symbols of signals and rates
     shared: dict[str, SharedEquations] = field(default_factory=dict, init=False)
     functionals: dict[str, Functional] = field(default_factory=dict, init=False)
     start: Initial | None = field(default=None, init=False)
+
+    def _input(self, name: str) -> ca.MX:
+        """The symbol of a signal."""
+        return self._symbols_of(name)[0]
+
+    def _input_rate(self, name: str) -> ca.MX:
+        """The symbol of the rate of a signal, or zero."""
+        return self._symbols_of(name)[1]
+
+    def _symbols_of(self, name: str) -> tuple[ca.MX, ca.MX]:
+        if name not in self.inputs:
+            rate = self.signals[name][1]
+            symbol = rate if rate.is_constant() else ca.MX.sym(f"der({name})")
+            self.inputs[name] = (ca.MX.sym(name), symbol)
+        return self.inputs[name]
 
     def __repr__(self) -> str:
         parts = (

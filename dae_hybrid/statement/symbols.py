@@ -241,9 +241,9 @@ class Symbols(Statement):
     ) -> ca.MX:
         """Declare an input signal from data, such as a ground motion or a measured load.
 
-        The result is an expression like any other. The coefficients of the current interval are memory and change at
-        the knots, where the integrator stops, so that jumps of the signal or its derivatives cost no accuracy. `der`
-        gives the signal's rate.
+        The result is a symbol like any other, by which `casadi.jacobian` differentiates. The coefficients of the
+        current interval are memory and change at the knots, where the integrator stops, so that jumps of the signal or
+        its derivatives cost no accuracy. `der` gives the signal's rate.
 
         Parameters
         ----------
@@ -298,7 +298,7 @@ class Symbols(Statement):
         value = sum((c * offset**k for k, c in enumerate(coefficients)), ca.MX(0))
         rate = sum((k * c * offset ** (k - 1) for k, c in enumerate(coefficients) if k), ca.MX(0))
         self.signals[name] = (value, rate)
-        return value
+        return self._input(name)
 
     def table(
         self,
@@ -354,12 +354,12 @@ class Symbols(Statement):
 
     def der(self, variable: ca.MX | str) -> ca.MX:
         """Return the time derivative of a differential variable (for residuals, guards, resets, costs) or a signal."""
-        for value, rate in self.signals.values():
-            if isinstance(variable, ca.MX) and value.__hash__() == variable.__hash__():
-                return rate
+        name = self._signal_name(variable)
+        if name is not None:
+            return self._input_rate(name)
         declared = self.lookup(variable, "der()")
         if declared.signal is not None:
-            return self.signals[declared.name][1]
+            return self._input_rate(declared.name)
         if declared.kind != "differential":
             raise ModelError(f"der() needs a differential variable; '{declared.name}' is a {declared.kind}.")
         return self.rates.setdefault(declared.name, ca.MX.sym(f"der({declared.name})", declared.size))
@@ -391,6 +391,20 @@ class Symbols(Statement):
             return None
         return next((name for name, rate in self.rates.items() if rate.__hash__() == symbol.__hash__()), None)
 
+    def _input(self, name: str) -> ca.MX:
+        """The expression that stands for a signal in statements."""
+        return self.signals[name][0]
+
+    def _input_rate(self, name: str) -> ca.MX:
+        """The expression that stands for the rate of a signal."""
+        return self.signals[name][1]
+
+    def _signal_name(self, variable: Any) -> str | None:
+        """The name of the signal that an expression is, or None."""
+        if not isinstance(variable, ca.MX):
+            return None
+        return next((n for n in self.signals if self._input(n).__hash__() == variable.__hash__()), None)
+
     # -- lookups ------------------------------------------------------------------------------------
 
     def lookup(self, variable: Any, where: str) -> Declaration:
@@ -402,9 +416,9 @@ class Symbols(Statement):
             found = self.declarations.get(variable.name())
             if found is not None and found.symbol.__hash__() == variable.__hash__():
                 return found
-        for name, (value, _) in self.signals.items():
-            if isinstance(variable, ca.MX) and value.__hash__() == variable.__hash__():
-                raise ModelError(f"{where}: '{name}' is a signal, an input from data, and not a variable.")
+        name = self._signal_name(variable)
+        if name is not None:
+            raise ModelError(f"{where}: '{name}' is a signal, an input from data, and not a variable.")
         known = ", ".join(self.declarations) or "none"
         raise ModelError(f"{where}: {variable} is not declared in model '{self.name}'.", remedy=f"Declared: {known}.")
 
