@@ -112,7 +112,10 @@ def _changes(x0: ParameterTable, start_mode: Mode | str | None, wrt: object) -> 
 def _names(wrt: object) -> list[str]:
     """The names in `wrt`, which is checked elsewhere."""
     given = [wrt] if isinstance(wrt, str) else wrt if isinstance(wrt, Iterable) else ()
-    return [name for name in given if isinstance(name, str)]
+    try:
+        return [name for name in given if isinstance(name, str)]
+    except TypeError:  # matrices of CasADi cannot be iterated
+        return []
 
 
 @dataclass(frozen=True, eq=False)

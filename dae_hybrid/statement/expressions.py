@@ -92,9 +92,11 @@ def as_matrix(what: str, value: Any) -> NDArray[np.float64] | None:
     if not hasattr(value, "shape") and not (isinstance(value, list | tuple) and value and np.ndim(value[0]) == 1):
         return None
     try:
-        if by_label(value) is not None or np.ndim(value) != 2:
+        if by_label(value) is not None:
             return None
         array = real_array(value)
+        if array.ndim != 2:
+            return None
     except ValueError as reason:
         raise ModelError(f"{what} {reason}.") from None
     if not array.size or not np.all(np.isfinite(array)):

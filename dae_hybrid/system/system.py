@@ -349,7 +349,9 @@ class HybridSystem(NotPicklable):
         except ValueError as reason:
             raise ParameterError(f"parameters of '{self.name}' {reason}.") from None
         if not isinstance(given, Mapping):
-            shown = values.size if np.size(given) == values.size else values.size - self.hidden
+            shown = values.size - self.hidden
+            if self.hidden and isinstance(given, np.ndarray) and given.size == values.size:
+                shown = values.size
             values[:shown] = _numbers(f"parameters of '{self.name}'", given, self.parameters.labels()[:shown])
             return values
         seen = np.zeros(values.size, dtype=bool)
