@@ -420,7 +420,7 @@ def pair() -> tuple[dh.HybridModel, dict[str, Any]]:
 
 
 REFUSED: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
-    "nothing": (lambda s: {}, "'G' needs an integrand, a terminal value, at_times or at_events"),
+    "nothing": (lambda s: {}, "'G' needs an integrand, a terminal value, at_times, at_events or a peak"),
     "sizes": (
         lambda s: {"integrand": s["y"], "terminal": ca.vertcat(s["y"], 1)},
         r"'G': all parts must have one common size, got \[1, 2\]",
