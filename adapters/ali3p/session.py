@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -54,10 +54,10 @@ class Ali3pSession:
 
     def sweep(
         self, table: RecordTable, adjoints: Array, total: Array, components: tuple[int, ...],
-        tolerances: Callable[[int], Tolerances], measured: Array, *, at_events: bool,
+        tolerances: Callable[[int], Tolerances], measured: Array, sides: Mapping[int, Array], *, at_events: bool,
     ) -> TableAdjoint | None:  # fmt: skip
         """See `dae_hybrid.port.integrator.Session.sweep`; this session produces no record tables."""
-        del table, adjoints, total, components, tolerances, measured, at_events
+        del table, adjoints, total, components, tolerances, measured, sides, at_events
         return None
 
     def _rule(self, task: SegmentTask) -> str:

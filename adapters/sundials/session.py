@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -395,7 +395,7 @@ class SundialsSession:
 
     def sweep(
         self, table: RecordTable, adjoints: Array, total: Array, components: tuple[int, ...],
-        tolerances: Callable[[int], Tolerances], measured: Array, *, at_events: bool,
+        tolerances: Callable[[int], Tolerances], measured: Array, sides: Mapping[int, Array], *, at_events: bool,
     ) -> TableAdjoint | None:  # fmt: skip
         """See `dae_hybrid.port.integrator.Session.sweep`."""
         modes = sorted(table.methods)
@@ -415,7 +415,7 @@ class SundialsSession:
         left = self.options.max_steps - self.counts["steps"]
         precision = self.options.rtol / ADJOINT_ROUNDING_FACTOR
         sweep = TableSweep(loop, table, discrete, integrated, self._wrt, components, at_events=at_events)
-        found, steps = sweep.run(adjoints, total, measured, precision, left)
+        found, steps = sweep.run(adjoints, total, measured, sides, precision, left)
         for mode, memories in integrated.items():
             if found is None:
                 for j in range(len(memories)):

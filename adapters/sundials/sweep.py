@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from ctypes import POINTER, byref, c_void_p
 from typing import Any
 
@@ -114,13 +115,22 @@ class TableSweep:
                 self._memories[mode * k + j] = ctypes.addressof(memory.loop.run)
 
     def run(
-        self, adjoints: Array, total: Array, measured: Array, precision: float, max_steps: int
+        self,
+        adjoints: Array,
+        total: Array,
+        measured: Array,
+        sides: Mapping[int, Array],
+        precision: float,
+        max_steps: int,
     ) -> tuple[TableAdjoint | None, int]:
         """Sweep from dG/d(y, m) (k, n_w) at the end and dG/dp; return None if an integration fails, and its steps.
 
         `precision` is that of the adjoints at the start of an integration, `measured` the contributions of
-        measurements.
+        measurements, `sides` those after and before events, by record.
         """
+        sided = np.full(self.table.count, -1, dtype=np.int64)
+        sided[list(sides)] = np.arange(len(sides))
+        gained = np.array(list(sides.values()))
         self.adjoint[:, : adjoints.shape[1]], totals = adjoints, total.copy()
         addresses = {
             name: value.ctypes.data for name, value in (
@@ -134,6 +144,7 @@ class TableSweep:
             integrated=ctypes.addressof(self._memories), paths=ctypes.addressof(self._paths),
             n_events=self.table.count, n_measured=len(measured), n_components=len(self.components), n_wrt=len(self.wrt),
             marks_width=self.width, marks=None if self.at_events is None else self.at_events.ctypes.data,
+            sided=sided.ctypes.data if sides else None, sides=gained.ctypes.data if sides else None,
             begin=self.table.task.t0, precision=2.0 ** np.floor(-np.log2(precision)), steps=0, max_steps=max_steps,
             **addresses,
         )  # fmt: skip

@@ -13,6 +13,8 @@ DEGREE = 5
 #: relative positions of the values through which a quintic is laid, and of the value with which it is compared
 NODES = (1 - np.cos(np.pi * np.arange(DEGREE + 1) / DEGREE)) / 2
 PROBE = 0.43
+#: number of parts of the interval on which quintics are bounded
+N_PARTS = 8
 #: imaginary part of a real root, up to rounding
 REAL_ROOT = 1e-6
 
@@ -24,6 +26,8 @@ def basis(s: Array | float) -> Array:
 
 
 _THROUGH_NODES = np.linalg.inv(basis(NODES))
+#: matrices from the coefficients to those on each part of the interval, (N_PARTS, 6, 6)
+_PARTS = np.array([(_THROUGH_NODES @ basis((i + NODES) / N_PARTS)).T for i in range(N_PARTS)])
 #: matrix from Bernstein coefficients to powers of s, lowest first
 _POWERS = np.array(
     [
@@ -31,6 +35,11 @@ _POWERS = np.array(
         for k in range(DEGREE + 1)
     ]
 )
+
+
+def parts_of(coefficients: Array) -> Array:
+    """Return the coefficients of quintics (N, 6) on equal parts of the interval, (N, N_PARTS, 6)."""
+    return np.asarray(coefficients @ _PARTS).transpose(1, 0, 2)
 
 
 def through_values(values: Array) -> Array:

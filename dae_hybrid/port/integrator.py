@@ -308,13 +308,13 @@ class Session(Protocol):
 
     def sweep(
         self, table: RecordTable, adjoints: Array, total: Array, components: tuple[int, ...],
-        tolerances: Callable[[int], Tolerances], measured: Array, *, at_events: bool,
+        tolerances: Callable[[int], Tolerances], measured: Array, sides: Mapping[int, Array], *, at_events: bool,
     ) -> TableAdjoint | None:  # fmt: skip
         """Propagate dG/d(y, m), (k, n_w), back through one of its record tables; None leaves that to the core.
 
         `total` (k, n_wrt) is dG/dp so far, and `at_events` requests the adjoint before every event. `tolerances`
         returns those of a mode; measured (n, k, table.width + n_wrt) are the contributions of the table's measurements
-        to dG/d(y, m) and dG/dp.
+        to dG/d(y, m) and dG/dp, and `sides` those after and before its events (2, k, table.width + n_wrt), by record.
         """
 
     def statistics(self) -> dict[str, int]:

@@ -214,8 +214,16 @@ class AdjointSweep:
             raise NonFiniteError("The adjoint is not finite.", mode=mode.name, time=segment.t_start)
         return outcome
 
-    def sweep_events(self, table: RecordTable, adjoint: Array, total: Array, *, at_events: bool) -> TableAdjoint | None:
-        """Sweep a record table natively, from dG/dp so far; None if its parts have to be swept one by one."""
+    def sweep_events(
+        self, table: RecordTable, adjoint: Array, total: Array, first: int, *, at_events: bool
+    ) -> TableAdjoint | None:
+        """Sweep a record table natively, from dG/dp so far; None if its parts have to be swept one by one.
+
+        `first` is the index of its first event among those of the run.
+        """
+        sides = self._sides_in(table, first)
+        if sides is None:
+            return None
         width, records = table.width, table.measurements(self.system)
         gained = np.zeros((len(records), len(self.components), width + len(self.wrt)))
         values = measured(self.system.measurements, records, self.trajectory.parameters)
@@ -224,7 +232,7 @@ class AdjointSweep:
             row[:, : by_w.shape[1]], row[:, width:] = by_w, share
         modes = self.system.modes
         found = self.session.sweep(
-            table, adjoint, total, self.components, lambda mode: self._tolerance(modes[mode]), gained,
+            table, adjoint, total, self.components, lambda mode: self._tolerance(modes[mode]), gained, sides,
             at_events=at_events or table.knots.size > 0,
         )  # fmt: skip
         return (
@@ -232,6 +240,28 @@ class AdjointSweep:
             if found is None or found.adjoint_at_events is None or not table.knots.size
             else self._with_knots(table, found, found.adjoint_at_events)
         )
+
+    def _sides_in(self, table: RecordTable, first: int) -> dict[int, Array] | None:
+        """Return the contributions after and before events, by record; None if the core has to add them.
+
+        What the time of an event contributes is carried to the state before it.
+        """
+        found: dict[int, Array] = {}
+        for index in sorted({side.event for side in self.system.sides if 0 <= side.event - first < table.n_events}):
+            event = self.trajectory.events[index]
+            if event.follows:
+                return None
+            map_, shape = self.linearise(event), (2, len(self.components), table.width + len(self.wrt))
+            gained = np.zeros(shape)
+            for gain in side_gains(self.trajectory, event, index, self.components):
+                own = gained[int(gain.side.side == "-"), gain.cost]
+                own[: gain.by_w.size] += gain.by_w
+                own[table.width :] += gain.by_p[list(self.wrt)]
+                before, share = gain.by_t / map_.rate * map_.h_w, gain.by_t / map_.rate * map_.h_p
+                gained[1, gain.cost, : before.size] -= before
+                gained[1, gain.cost, table.width :] -= share[list(self.wrt)]
+            found[int(np.flatnonzero(table.is_event)[index - first])] = gained
+        return found
 
     def _with_knots(self, table: RecordTable, found: TableAdjoint, adjoints: Array) -> TableAdjoint:
         """Add the contributions of the signals' values at the knots of a record table to dG/dp."""
@@ -319,19 +349,19 @@ def _sweep_parts(
     """Sweep the trajectory from its end; `t_eval` returns the sampling times of a segment, decreasing."""
     wrt = list(sweep.wrt)
     parts, sides = [*reversed(sweep.trajectory.parts.given)], {side.event for side in sweep.system.sides}
-    left = sweep.trajectory.n_events if sides else 0  # events before the part
+    left = sweep.trajectory.n_events  # events before the part
     while parts:
         raise_if_cancelled()
         part = parts.pop(0)
         if isinstance(part, RecordTable):
             table, found = part.complete(), None
-            own = range(left - table.n_events, left) if sides else range(0)
-            if t_eval is None and not time_cotangent.any() and sides.isdisjoint(own):
-                found = sweep.sweep_events(table, adjoint, total, at_events=at_events)
+            first = left - table.n_events
+            if t_eval is None and not time_cotangent.any():
+                found = sweep.sweep_events(table, adjoint, total, first, at_events=at_events)
             if found is None:
                 parts[:0] = reversed(sweep.trajectory.parts.of(part))
             else:
-                left -= len(own)
+                left = first
                 adjoint, total = found.adjoints, found.total
                 yield _SweepStep(table, adjoint, total, EMPTY, found)
                 part.release()

@@ -7,7 +7,7 @@ contains the forward solution as a piecewise polynomial; see `augmented`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
@@ -215,10 +215,10 @@ class SteppedSession:
 
     def sweep(
         self, table: RecordTable, adjoints: Array, total: Array, components: tuple[int, ...],
-        tolerances: Callable[[int], Tolerances], measured: Array, *, at_events: bool,
+        tolerances: Callable[[int], Tolerances], measured: Array, sides: Mapping[int, Array], *, at_events: bool,
     ) -> TableAdjoint | None:  # fmt: skip
         """See `dae_hybrid.port.integrator.Session.sweep`; this session produces no record tables."""
-        del table, adjoints, total, components, tolerances, measured, at_events
+        del table, adjoints, total, components, tolerances, measured, sides, at_events
         return None
 
     def backward(self, task: BackwardTask) -> BackwardOutcome:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.numerics.arrays import EPS, Array
-from dae_hybrid.numerics.quintics import DEGREE, extrema
+from dae_hybrid.numerics.quintics import DEGREE, extrema, parts_of
 from dae_hybrid.statement.peaks import TIMES
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.peaks import EventSide, Place, Tie, Zero
@@ -82,11 +82,14 @@ class ExtremumFinder(PlaceFinder):
         coefficients, at_edges = sign * self.pieces.coefficients[:, entry], sign * self.values[:, entry]
         bounds = coefficients.max(axis=1, initial=-np.inf)
         largest = float(self.scan.high[entry] if sign > 0 else -self.scan.low[entry])
-        for k in np.argsort(-bounds).tolist():
+        margin, high = float(self._margin[entry]), np.flatnonzero(bounds >= largest)
+        parts = parts_of(coefficients[high])
+        largest = max(largest, float(parts[..., [0, DEGREE]].max(initial=-np.inf)))
+        bounds[high] = parts.max(axis=(1, 2))
+        for k in high[np.argsort(-bounds[high])].tolist():
             if bounds[k] <= largest:
                 break
             largest = max([largest, *values_at(coefficients[k], extrema(coefficients[k]))])
-        margin = float(self._margin[entry])
         near = [(float(coefficients[k, DEGREE]), k, 1.0) for k in self._turns(coefficients, largest - margin)]
         for k in np.flatnonzero(bounds >= largest - margin).tolist():
             places = extrema(coefficients[k])

@@ -50,7 +50,7 @@ class Motion:
     """Values of the variables at any time of a run, from the paths of its segments."""
 
     def __init__(self, run: Trajectory) -> None:
-        self.run, self.segments = run, list(run.segments)
+        self.run, self.segments = run, [part for part in run.parts if isinstance(part, Segment)]
         self._interpolants: dict[tuple[int, int], Interpolant] = {}
         self._edges: dict[int, Array] = {}
 

@@ -440,6 +440,8 @@ typedef struct {                             /* backward sweep through a record 
   double *adjoint;                           /* n_components x (n_y + n_memory), capacity of the largest mode; input and output */
   double *totals;                            /* n_components x n_wrt */
   const double *measured;                    /* contributions of measurements: n_measured x n_components x (marks_width + n_wrt) */
+  const integer *sided;                      /* n_events: place of an event in `sides`, or -1; NULL if there are none */
+  const double *sides;                       /* contributions after and before events: n x 2 x n_components x (marks_width + n_wrt) */
   double *marks;                             /* n_events x n_components x marks_width: adjoint and totals before each event */
   double *work, *longest;                    /* work; one number per step of the longest path */
   double begin, precision;                   /* start of the table; rounding of adjoints at the start of an integration */

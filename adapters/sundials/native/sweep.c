@@ -354,6 +354,14 @@ static integer path_begin(const sweep *s, integer i) {
   return 0;
 }
 
+/* Add contributions, n_components x (marks_width + n_wrt), to dG/dw and dG/dp. */
+static void add_gained(const sweep *s, const double *gained, integer n_w) {
+  for (integer k = 0; k < s->n_components; k++, gained += s->marks_width + s->n_wrt) {
+    for (integer j = 0; j < n_w; j++) s->adjoint[k * s->marks_width + j] += gained[j];
+    for (integer j = 0; j < s->n_wrt; j++) s->totals[k * s->n_wrt + j] += gained[s->marks_width + j];
+  }
+}
+
 /* Sweep backward through every event of a record table and the segment before it. */
 int dh_sweep(sweep *s) {
   event_loop *m = s->tables;
@@ -375,13 +383,13 @@ int dh_sweep(sweep *s) {
       if (!look_measured(m, mode, which, record[TIME_AT], e.x, e.xdot, e.memory)) return FATAL;
       add_measured(s, from->n_y + m->n_memory, taken->first, taken->count, taken->count, m->cost + taken->count);
     } else if (l->measures) {
-      const double *gained = s->measured + --measured * s->n_components * row;
-      for (integer k = 0; k < s->n_components; k++, gained += row) {
-        for (integer j = 0; j < from->n_y + m->n_memory; j++) s->adjoint[k * s->marks_width + j] += gained[j];
-        for (integer j = 0; j < s->n_wrt; j++) s->totals[k * s->n_wrt + j] += gained[s->marks_width + j];
-      }
+      add_gained(s, s->measured + --measured * s->n_components * row, from->n_y + m->n_memory);
     } else if (!l->turns) {
+      const integer side = s->sided ? s->sided[i] : -1;
+      const double *gained = side < 0 ? NULL : s->sides + 2 * side * s->n_components * row;
+      if (gained) add_gained(s, gained, to->n_y + m->n_memory);
       flag = back_across(s, from, to, l, record[TIME_AT], record[COUNT_AT], &e);
+      if (gained && !flag) add_gained(s, gained + s->n_components * row, from->n_y + m->n_memory);
     }
     if (flag) return flag;
     double *mark = s->marks + i * s->n_components * (s->marks_width + s->n_wrt);
