@@ -299,7 +299,7 @@ def adjoint_gradient(
         raise OptionError(f"algorithm must be 'general' or 'serban-recuero', got {algorithm!r}.")
     allowed, conditions = setup.allowed(duality), setup.conditions(strict=strict)
     name, indices = system.functional_name(functional), system.parameter_indices(wrt)
-    decide_peaks(setup)
+    decide_peaks(setup, name)
     if algorithm == "general":
         rows = keep == "final" or (keep == "events" and t_eval is None)
         setup.bound = MemoryBound(setup.options.adjoint_memory, keep == "final", rows)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 #: relative change of the slope at a stationary point or a crossing, from one run to the next, that needs no further
 #: run, and the same in multiples of rtol
 SAME_SLOPE, SAME_SLOPE_RTOLS = 1e-6, 10.0
+#: factor of these for a value, whose derivatives the change enters in second order
+VALUE_FACTOR = 30.0
 #: largest number of further runs
 MAX_ATTEMPTS = 4
 
@@ -38,22 +40,26 @@ def simulated(setup: RunBuilder) -> Trajectory:
     run = own.run(keep_path=True)
     with attach_trajectory(run):
         decision = decision_of(run)
-    values = np.zeros(setup.system.functionals.size)
-    for place in decision.places:
-        values[setup.system.peaks[place.peak].first + place.component] += place.value
     run.parts.forget_paths()
+    values = decision.contributions(setup.system.peaks, setup.system.functionals.size)
     return with_values(run, values).thinned(setup.keep)
 
 
-def decide_peaks(setup: RunBuilder) -> None:
-    """Let the peaks of a call with derivatives be measurements at the places that decide them."""
+def decide_peaks(setup: RunBuilder, functional: str | None = None) -> None:
+    """Let the peaks of a call with derivatives be measurements at the places that decide them.
+
+    If only one functional is differentiated, those of the others are numbers.
+    """
     if not setup.system.peaks or setup.system.decision is not None:
         return
     own = copy(setup)
     own.keep, own.t_eval = "all", np.zeros(0)
     run = own.run(keep_path=True)
     with attach_trajectory(run):
-        setup.undecided, setup.system = setup.system, decided(setup.system, decision_of(run))
+        decision, system = decision_of(run), setup.system
+        if functional is not None:
+            decision = decision.of(system.peaks, functional, system.functionals.size)
+        setup.undecided, setup.system = system, decided(system, decision)
 
 
 def places_moved(setup: RunBuilder, run: Trajectory) -> bool:
@@ -74,14 +80,15 @@ def places_moved(setup: RunBuilder, run: Trajectory) -> bool:
         place = places[fixed[k]]
         peak, args = system.peaks[place.peak], (record.time, record.x, record.memory, run.parameters)
         value, slope = zero.seen(peak.watch(record.mode.index)(*args))
-        if not slope * zero.slope > 0 or abs(slope - zero.slope) <= same * abs(zero.slope):
+        allowed = same * (1.0 if place.data[-1] else VALUE_FACTOR)
+        if not slope * zero.slope > 0 or abs(slope - zero.slope) <= allowed * abs(zero.slope):
             continue
         t = min(max(record.time - value / slope, run.t_span[0]), run.final[0])
         apart = abs(t - record.time) > SAME_INSTANT * max(abs(t), t - run.t_span[0])
         places[fixed[k]], changed = place.moved(t, zero.slope if apart else slope), True
     if changed:
         setup.attempts += 1
-        setup.system = decided(setup.undecided, replace(decision, places=tuple(places)))
+        setup.system = decided(setup.undecided, decision.with_places(places))
     return changed
 
 

@@ -32,7 +32,7 @@ from dae_hybrid.simulation.event_logic import SIMULTANEITY_RTOLS
 from dae_hybrid.simulation.native_run import trajectory_of
 from dae_hybrid.simulation.stop_times import StopTimes
 from dae_hybrid.system.derivative_conditions import Conditions
-from dae_hybrid.system.peaks import refuse_other_events
+from dae_hybrid.system.peaks import Decision, refuse_other_events
 from dae_hybrid.system.schedule import Schedule
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.trajectory.trajectory import Side, Trajectory
@@ -254,19 +254,19 @@ class RunBuilder:
         finally:
             session.close()
 
-        if self.system.sides:
-            found = self._with_sides(found)
+        if self.system.decision is not None:
+            found = self._with_peaks(found, self.system.decision)
         if self.keep != "all":
             return found
         blank = None if directions is None else directions.fresh_copy()
         return replace(found, rerun=partial(self._rerun, blank, max_steps, scales))
 
-    def _with_sides(self, run: Trajectory) -> Trajectory:
-        """Return the run of a system with decided peaks, with their values on sides of events."""
-        decision = self.system.decision
-        if decision is not None and run.n_events != decision.n_events:
+    def _with_peaks(self, run: Trajectory, decision: Decision) -> Trajectory:
+        """Return the run of a system with decided peaks, with the values of those that are not measurements."""
+        if self.system.sides and run.n_events != decision.n_events:
             raise refuse_other_events(decision, run.final[0])
-        return with_values(run, side_values(run))
+        values = side_values(run) if decision.values is None else side_values(run) + decision.values
+        return with_values(run, values) if values.any() else run
 
     def _rerun(
         self, directions: TangentState | None, max_steps: int | None, scales: Array | None, t: Array

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -140,15 +141,43 @@ class Decision:
     """The places that decide the peaks of one run.
 
     `n_events` is the number of its events; `failures` are conditions of derivatives that do not hold, each with its
-    functional.
+    functional. `values` (k,) is what places that are left out contribute to all functionals.
     """
 
     places: tuple[Place, ...]
     n_events: int
     ties: tuple[Tie, ...] = ()
     failures: tuple[tuple[str, DaeHybridError], ...] = ()
+    values: Array | None = None
 
-    @property
+    def contributions(self, peaks: Sequence[Peak], size: int) -> Array:
+        """Return what the places contribute to all functionals, (size,)."""
+        found = np.zeros(size)
+        for place in self.places:
+            found[peaks[place.peak].first + place.component] += place.value
+        return found
+
+    def with_places(self, places: Sequence[Place]) -> Decision:
+        """Return the decision with other places instead, one for each."""
+        new = {id(one): other for one, other in zip(self.places, places, strict=True)}
+        ties = tuple(tie._replace(chosen=new[id(tie.chosen)]) for tie in self.ties)
+        return replace(self, places=tuple(places), ties=ties)
+
+    def of(self, peaks: Sequence[Peak], functional: str, size: int) -> Decision:
+        """Return the places of one functional of `size` components in all, with the values of the others."""
+
+        def is_own(place: Place) -> bool:
+            return peaks[place.peak].functional == functional
+
+        own, others = ([p for p in self.places if is_own(p) is mine] for mine in (True, False))
+        return replace(
+            self,
+            places=tuple(own),
+            ties=tuple(tie for tie in self.ties if is_own(tie.chosen)),
+            values=replace(self, places=tuple(others)).contributions(peaks, size),
+        )
+
+    @cached_property
     def followed(self) -> list[Place]:
         """The deciding places, and their rivals without weight."""
         return [*self.places, *(rival.weightless() for tie in self.ties for rival in tie.rivals)]

@@ -271,7 +271,7 @@ class HybridSystem(NotPicklable):
     def __reduce__(self) -> tuple[Any, ...]:
         return super().__reduce__() if self.remake is None else self.remake()
 
-    @property
+    @cached_property
     def n_stated(self) -> int:
         """Number of measurements that the model states; those of decided peaks follow."""
         decision = self.decision

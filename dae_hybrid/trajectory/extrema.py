@@ -18,9 +18,11 @@ from dae_hybrid.trajectory.places import MAX_TIME_ERROR, TIED_TOLERANCES, PlaceF
 #: values are equal to rounding if they differ by less than this number of roundings
 TIED_ROUNDINGS = 64.0
 #: error of quintics, as a share of the range: candidates within it are refined; largest number of them
-SEARCH_SHARE, MAX_CANDIDATES = 1e-5, 64
-#: largest number of rivals that are followed
-MAX_RIVALS = 16
+SEARCH_SHARE, MAX_CANDIDATES = 1e-5, 32
+#: the same for an expression that stays within its accuracy
+MAX_STILL = 2
+#: largest number of rivals that are followed; of more, such as the maxima of a periodic motion, some over all the run
+MAX_RIVALS = 6
 #: stationary points closer than this multiple of the time in which the value changes by its accuracy are one
 SAME_POINT = 4.0
 #: relative difference below which derivatives on both sides of an event are equal
@@ -51,7 +53,10 @@ class ExtremumFinder(PlaceFinder):
     def decide(self, component: int) -> None:
         """See `PlaceFinder`."""
         of_time = self.peak.kind in TIMES
-        found = [(sign, point) for sign in self.signs for point in self._candidates(component, sign)]
+        found, largest = list[tuple[int, Point]](), -np.inf
+        for sign in self.signs:
+            found += [(sign, point) for point in self._candidates(component, sign, largest)]
+            largest = max((s * point.value for s, point in found), default=-np.inf)
         found.sort(key=lambda pair: -pair[0] * pair[1].value)
         (sign, best), rest = found[0], found[1:]
         best = self.with_errors(component, best)
@@ -74,14 +79,19 @@ class ExtremumFinder(PlaceFinder):
         elif rivals:
             rounding = TIED_ROUNDINGS * EPS * abs(best.value)
             exact = any(sign * best.value - s * point.value <= rounding for s, point in rivals)
-            others = (self._place(component, s, self.with_errors(component, point)) for s, point in rivals[:MAX_RIVALS])
+            rivals.sort(key=lambda pair: pair[1].time)
+            some = np.unique(np.linspace(0, len(rivals) - 1, MAX_RIVALS).astype(int)).tolist()
+            others = (self._place(component, s, self.with_errors(component, p)) for s, p in (rivals[i] for i in some))
             self.ties.append(Tie(chosen, tuple(others), exact))
 
-    def _candidates(self, entry: int, sign: int) -> list[Point]:
-        """Return the largest extrema of an expression times a sign, those within the error of the quintics included."""
+    def _candidates(self, entry: int, sign: int, least: float) -> list[Point]:
+        """Return the largest extrema of an expression times a sign, those within the error of the quintics included.
+
+        None are smaller than `least` by more than that.
+        """
         coefficients, at_edges = sign * self.pieces.coefficients[:, entry], sign * self.values[:, entry]
         bounds = coefficients.max(axis=1, initial=-np.inf)
-        largest = float(self.scan.high[entry] if sign > 0 else -self.scan.low[entry])
+        largest = max(least, float(self.scan.high[entry] if sign > 0 else -self.scan.low[entry]))
         margin, high = float(self._margin[entry]), np.flatnonzero(bounds >= largest)
         parts = parts_of(coefficients[high])
         largest = max(largest, float(parts[..., [0, DEGREE]].max(initial=-np.inf)))
@@ -96,7 +106,11 @@ class ExtremumFinder(PlaceFinder):
             values = values_at(coefficients[k], places)
             near += [(v, k, s) for v, s in zip(values, places.tolist(), strict=True) if v >= largest - margin]
         near.sort(reverse=True)
+        if self.scan.ranges[entry] <= margin:  # it does not move, to the accuracy of the run
+            del near[MAX_STILL:]
         found = [self.edge_point(entry, i) for i in np.flatnonzero(at_edges >= largest - margin).tolist()]
+        if not (near or found) and least == -np.inf:  # the end of a step, where polynomials of two steps do not meet
+            near = [(largest, int(coefficients[:, DEGREE].argmax()), 1.0)]
         for _, k, s in near[:MAX_CANDIDATES]:
             point = self.stationary(entry, k, s)
             is_lowest = sign * point.second > 0 and len(found) > 0
