@@ -410,6 +410,74 @@ def test_turns_within_steps_are_found(method: str) -> None:
     assert sol.statistics["steps"] < 200
 
 
+def test_a_spike_whose_time_differs_from_run_to_run() -> None:
+    m = dh.HybridModel("relaxation")
+    mu, x, v = m.parameter("mu", 200.0), m.differential("x"), m.differential("v")
+    m.initial(m.mode("only", ode={x: v, v: mu * (1 - x**2) * v - x}), {x: 2.0, v: 0.0})
+    m.functional("spike", maximum_abs=v)
+    m.functional("when", time_of_maximum_abs=v)
+    built = m.build()
+    for name, accuracy in (("spike", 1e-3), ("when", 1e-6)):
+        check = dh.check_gradient(built, (0, 250), functional=name, rtol=1e-9, atol=1e-11, method="bdf")
+        assert check.difference("adjoint", "forward") < accuracy
+        assert check.difference("finite_difference", "forward") < 1e-3
+
+
+def test_several_transitions_at_the_instant_of_a_peak() -> None:
+    m = dh.HybridModel("two")
+    a, b = m.parameter("a", 1.0), m.parameter("b", 2.0)
+    x, y = m.differential("x"), m.differential("y")
+    only = m.mode("only", ode={x: a, y: -y})
+    m.transition(only, only, guard=x - 1, direction="rising", reset={y: b * x + y}, name="first")
+    m.transition(only, only, guard=x - 1 + 0 * y, direction="rising", reset={y: y + a}, name="second")
+    m.initial(only, {x: 0.0, y: 0.5})
+    m.functional("high", maximum=y)
+    m.functional("low", minimum=y)
+    for run in ({}, {"native_events": False}):
+        for name, value in (("high", 0.5 / math.e + 3.0), ("low", 0.5 / math.e)):
+            check = dh.check_gradient(m.build(), (0, 1.5), functional=name, **OPTIONS, **run)
+            assert check.value == pytest.approx(value, rel=1e-8)
+            assert_agree(check)
+
+
+def test_discrete_states() -> None:
+    m = dh.HybridModel("sampled control")
+    kp, ki = m.parameter("kp", 0.8), m.parameter("ki", 0.5)
+    x, u, total = m.differential("x"), m.discrete("u", initial=0.0), m.discrete("total", initial=0.0)
+    m.update(m.clock(0.2), {total: total + 0.2 * (1 - x), u: kp * (1 - x) + ki * total})
+    m.initial(m.mode("only", ode={x: u - x}), {x: 0.0})
+    m.functional("command", maximum=u)
+    m.functional("settling", settling_time=(x, 1.0, 0.05))
+    for name in ("command", "settling"):
+        assert_agree(dh.check_gradient(m.build(), (0, 20), functional=name, **OPTIONS), differences=1e-4)
+
+
+def test_initial_values_of_one_call() -> None:
+    found = dh.adjoint_gradient(overshooting(), (0, 20), x0={"v": 0.3}, wrt=["v(0)"], **OPTIONS)
+    h = 1e-4
+    values = [
+        dh.simulate(overshooting(), (0, 20), x0={"v": v}, **OPTIONS).functionals["overshoot"]
+        for v in (0.3 - h, 0.3, 0.3 + h)
+    ]
+    assert found.value == pytest.approx(values[1], rel=1e-8)
+    assert found.gradient[0] == pytest.approx((values[2] - values[0]) / (2 * h), rel=1e-5)
+
+
+@pytest.mark.parametrize("native", [False, "later"])
+def test_without_compiled_code(native: Any) -> None:
+    built = ball().build(native=native)
+    for name in ("rebound", "mixed"):
+        own, compiled = (dh.adjoint_gradient(s, (0, 1.5), name, **OPTIONS) for s in (built, bouncing()))
+        np.testing.assert_allclose(own.gradient, compiled.gradient, rtol=1e-8)
+
+
+def test_deciding_sides_of_compiled_events() -> None:
+    compiled = dh.adjoint_gradient(bouncing(), (0, 3.5), "rebound", **OPTIONS)
+    python = dh.adjoint_gradient(bouncing(), (0, 3.5), "rebound", native_events=False, **OPTIONS)
+    assert compiled.trajectory.statistics["native_events"] == 9
+    np.testing.assert_allclose(compiled.gradient, python.gradient, rtol=1e-9)
+
+
 # -- ties and plateaus -------------------------------------------------------------------------------------------
 
 
