@@ -17,10 +17,14 @@ import numpy as np
 
 from dae_hybrid.compile.mass_events import Combination, rewrite_events
 from dae_hybrid.compile.mass_structure import MassStructure, Weights, mass_structure, without_zeros
+from dae_hybrid.compile.structure import unmatched
 from dae_hybrid.errors import FormulationError
-from dae_hybrid.statement.declarations import Declaration, Mode
+from dae_hybrid.statement.declarations import Declaration, MassStatement, Mode
 from dae_hybrid.statement.discontinuous_nodes import bare
 from dae_hybrid.statement.model import HybridModel
+
+#: label and equation
+_Row = tuple[str, Any]
 
 
 @dataclass
@@ -94,29 +98,13 @@ class _Rewriting:
                     ode[own[-1].name] = rate[i]
             else:
                 ode[name] = rate
-        residual, closing = [], []
+        residual, closing, kept = list[_Row](), list[_Row](), list[_Row]()
         if mode.mass is not None and structure is not None:
-            columns, f, labels = self.columns(mode), mode.mass.rhs, mode.mass.labels
-            implicit = {columns[j][0] for j in self._implicit_columns(structure)}
-            rates: dict[str, dict[int, Any]] = {}
-            for of, weights in structure.states:
-                name, i = columns[next(iter(of))]
-                if name not in algebraic:
-                    rates.setdefault(name, {})[i] = _weighted(weights, f), _joined(weights, labels)
-                else:
-                    own.append(self._combination({columns[j]: factor for j, factor in of.items()}))
-                    ode[own[-1].name] = _weighted(weights, f)
-            for name, entries in rates.items():
-                if name in implicit:
-                    residual += [(label, self.model.der(name)[i] - rate) for i, (rate, label) in entries.items()]
-                else:
-                    ode[name] = ca.vertcat(*(entries[i][0] for i in sorted(entries)))
-            if structure.implicit:
-                y = ca.vertcat(*(self.model.der(n) if n in implicit else ca.MX(self.model.declarations[n].size, 1)
-                                 for n in mode.mass.variables))  # fmt: skip
-                off = ca.mtimes(without_zeros(mode.mass.matrix), y) - f
-                residual += [(_joined(weights, labels), _weighted(weights, off)) for weights in structure.implicit]
-            closing += [(_joined(weights, labels), _weighted(weights, f)) for weights in structure.algebraic]
+            rates, residual = self._rates(mode, mode.mass, structure, algebraic)
+            ode |= rates
+            f, labels = mode.mass.rhs, mode.mass.labels
+            rows = [(_joined(weights, labels), _weighted(weights, f)) for weights in structure.algebraic]
+            closing, kept = self._split(mode, rows, algebraic) if structure.implicit else (rows, [])
         symbols = {d.name: d.symbol for d in self.model.of_kind("differential")}
         closing += [(f"value of {c.name}", c.value(symbols) - c.symbol) for c in own]
         split = [mode.residual.numel(), mode.residual.numel() + mode.algebraic.numel()]
@@ -126,9 +114,52 @@ class _Rewriting:
             ode=ode,
             residual=_column(mode.residual, residual),
             algebraic=_column(mode.algebraic, closing),
-            labels=(*stated[0], *_names(residual), *stated[1], *_names(closing), *stated[2]),
+            constraint=_column(mode.constraint, kept),
+            labels=(*stated[0], *_names(residual), *stated[1], *_names(closing), *stated[2], *_names(kept)),
             mass=None,
         )
+
+    def _rates(
+        self, mode: Mode, mass: MassStatement, structure: MassStructure, algebraic: set[str]
+    ) -> tuple[dict[str, Any], list[_Row]]:
+        """Rates that follow, by variable or combination, and equations in which the others are unknowns."""
+        ode: dict[str, Any] = {}
+        columns, f, labels = self.columns(mode), mass.rhs, mass.labels
+        implicit = {columns[j][0] for j in self._implicit_columns(structure)}
+        rates: dict[str, dict[int, _Row]] = {}
+        for of, weights in structure.states:
+            name, i = columns[next(iter(of))]
+            if name not in algebraic:
+                rates.setdefault(name, {})[i] = _joined(weights, labels), _weighted(weights, f)
+            else:
+                combination = self._combination({columns[j]: factor for j, factor in of.items()})
+                self.of_mode[mode.name].append(combination)
+                ode[combination.name] = _weighted(weights, f)
+        residual: list[_Row] = []
+        for name, entries in rates.items():
+            if name in implicit:
+                residual += [(label, self.model.der(name)[i] - rate) for i, (label, rate) in entries.items()]
+            else:
+                ode[name] = ca.vertcat(*(entries[i][1] for i in sorted(entries)))
+        if structure.implicit:
+            sizes = {name: self.model.declarations[name].size for name in mass.variables}
+            y = [self.model.der(name) if name in implicit else ca.MX(size, 1) for name, size in sizes.items()]
+            off = ca.mtimes(without_zeros(mass.matrix), ca.vertcat(*y)) - f
+            residual += [(_joined(weights, labels), _weighted(weights, off)) for weights in structure.implicit]
+        return ode, residual
+
+    def _split(self, mode: Mode, rows: list[_Row], algebraic: set[str]) -> tuple[list[_Row], list[_Row]]:
+        """Split equations without rates into those that determine algebraic variables, and constraints.
+
+        There are more of them than variables that they determine if M leaves rates as unknowns.
+        """
+        z = [d.symbol for d in self.model.declarations.values() if d.kind == "algebraic" or d.name in algebraic]
+        if not rows or not z:
+            return rows, []
+        column = ca.vertcat(mode.algebraic, *(row for _, row in rows))
+        stated = mode.algebraic.numel()
+        loose = {i - stated for i in unmatched(ca.jacobian_sparsity(column, ca.vertcat(*z)))[0]}
+        return [row for i, row in enumerate(rows) if i not in loose], [rows[i] for i in sorted(loose) if i >= 0]
 
     def _combination(self, terms: dict[tuple[str, int], Any]) -> Combination:
         """The state of a combination, shared by the modes that have it."""
@@ -156,11 +187,11 @@ def _joined(weights: Weights, labels: Sequence[str]) -> str:
     return " and ".join(labels[i] for i in weights)
 
 
-def _column(stated: ca.MX, more: list[tuple[str, Any]]) -> ca.MX:
+def _column(stated: ca.MX, more: list[_Row]) -> ca.MX:
     return ca.vertcat(stated, *(row for _, row in more)) if more else stated
 
 
-def _names(rows: list[tuple[str, Any]]) -> list[str]:
+def _names(rows: list[_Row]) -> list[str]:
     return [name for name, _ in rows]
 
 

@@ -221,10 +221,13 @@ class _Echelon:
                     self._eliminate(other, row, column, divide=divide)
 
     def _eliminate(self, row: int, pivot: int, column: int, *, divide: bool) -> None:
-        ours, theirs = (1.0, -self.values[row, column]) if divide else (
-            self.values[pivot, column], -self.values[row, column])  # fmt: skip
-        a = np.ones(len(self.samples)) if divide else self.samples[:, pivot, column].copy()
-        b = self.samples[:, row, column].copy()
+        own, other = self.samples[:, pivot, column], self.samples[:, row, column]
+        if divide:
+            ours, theirs, a, b = 1.0, -self.values[row, column], np.ones(len(own)), other.copy()
+        else:  # numbers of the size of the entries stay so
+            scale = float(max(abs(own[0]), abs(other[0])))
+            ours, theirs = self.values[pivot, column] / scale, -self.values[row, column] / scale
+            a, b = own / scale, other / scale
         first, second = a[:, None] * self.samples[:, row], b[:, None] * self.samples[:, pivot]
         self.samples[:, row] = first - second
         none = np.all(np.abs(first - second) <= CANCELLATION * (np.abs(first) + np.abs(second)), axis=0)

@@ -8,9 +8,11 @@ from typing import Any
 import casadi as ca
 import numpy as np
 import pytest
+import scipy.linalg
 import scipy.sparse
 
 import dae_hybrid as dh
+from dae_hybrid.problems._reference import derivatives
 from dae_hybrid.problems.ivp_test_set import PROBLEMS, final
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-11}
@@ -256,6 +258,45 @@ def test_a_reset_of_a_variable_in_a_combination(form: str) -> None:
     assert np.isclose(sol.event_table.x_plus["u1"][0], 0.9, rtol=1e-9)
     assert np.isclose(sol.event_table.x_plus["u2"][0], 0.1 / 0.8, rtol=1e-9)  # 1 - u1 = g u2
     agree(tapped(RESETS[form]), 1.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("scale", ["constant", "of parameters", "of the state"])
+def test_random_pencils(scale: str, seed: int) -> None:
+    """S M y' = S (a A y + g(t)) with M = P diag(I, 0) Q and A = P diag(J, I) Q, which is exp(a J t) in Q y.
+
+    S, a diagonal matrix, is 1, depends on a parameter or on the state.
+    """
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 5))
+    r = int(rng.integers(1, n))
+    outer, inner = (rng.normal(size=(n, n)) + 2 * np.eye(n) for _ in range(2))
+    flow, back = rng.normal(size=(r, r)) - np.eye(r), np.linalg.inv(inner)
+    mass = outer @ np.diag([1.0] * r + [0.0] * (n - r)) @ inner
+    matrix = outer @ scipy.linalg.block_diag(flow, np.eye(n - r)) @ inner
+    m = dh.HybridModel(f"pencil {scale}")
+    a, y = m.parameter("a", 1.3), m.differential("y", size=n)
+    forcing = ca.vertcat(*(ca.sin((i + 1) * m.time) if i >= r else 0 for i in range(n)))
+    factors: dict[str, Any] = {"constant": 1.0, "of parameters": a, "of the state": 1 + 0.3 * ca.sin(y[0])}
+    rows = ca.diag(ca.vertcat(*(factors[scale] if i % 2 else 1.0 for i in range(n))))
+    rhs = ca.mtimes(rows, ca.mtimes(ca.DM(matrix), a * y) + ca.mtimes(ca.DM(outer), forcing))
+    start, weights = rng.normal(size=r), rng.normal(size=n)
+    run = m.mode("run", mass=ca.mtimes(rows, ca.DM(mass)), rhs=rhs)
+    m.initial(run, {y: back @ np.r_[start, np.zeros(n - r)]})
+    m.functional("G", terminal=ca.dot(ca.DM(weights), y))
+
+    def exact(p: Any) -> Any:
+        bound = -np.array([np.sin(i + 1.0) for i in range(r, n)]) / p[0]
+        return weights @ (back @ np.concatenate((scipy.linalg.expm(p[0] * flow) @ start, bound)))
+
+    system = m.build(native=False)
+    asa = dh.adjoint_gradient(system, (0, 1), "G", **TIGHT)
+    fsa = dh.forward_sensitivity(system, (0, 1), **TIGHT).gradient["G"]
+    gradient = derivatives(exact, system.nominal)
+    size = np.abs([exact(system.nominal), *gradient]).max()
+    assert np.isclose(asa.value, exact(system.nominal), atol=1e-6 * size)
+    assert np.allclose(asa.gradient, gradient, atol=1e-6 * size)
+    assert np.allclose(fsa, gradient, atol=1e-6 * size)
 
 
 def test_a_combination_may_start_elsewhere() -> None:
