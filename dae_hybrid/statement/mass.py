@@ -15,9 +15,9 @@ from dae_hybrid.statement.symbols import Symbols
 
 
 def mass_statement(
-    model: Symbols, mode: str, mass: Any, rhs: Any, variables: Sequence[Any] | None, named: Sequence[Any]
+    model: Symbols, mode: str, mass: Any, rhs: Any, variables: Sequence[Any] | None, named: Sequence[str]
 ) -> MassStatement | None:
-    """Return the statement of `HybridModel.mode`; `named` are the variables of its ``ode``.
+    """Return the statement of `HybridModel.mode`; `named` are the names of the variables of its ``ode``.
 
     Raises
     ------
@@ -34,15 +34,14 @@ def mass_statement(
             f"Mode '{mode}' has {given}= without {missing}=.", remedy="State M y' = f by both, mass=M and rhs=f."
         )
     where = f"variables of mode '{mode}'"
-    others = {model.lookup(key, f"ode of mode '{mode}'").name for key in named}
     if variables is None:
-        declared = [d for d in model.of_kind("differential") if d.name not in others]
+        declared = [d for d in model.of_kind("differential") if d.name not in named]
     elif isinstance(variables, list | tuple):
         declared = [model.lookup(v, where) for v in variables]
     else:
         raise ModelError(f"{where} must be a list of variables, got {shown(variables)}.")
     names = [d.name for d in declared]
-    wrong = [d.name for d in declared if d.kind != "differential" or d.name in others or names.count(d.name) > 1]
+    wrong = [d.name for d in declared if d.kind != "differential" or d.name in named or names.count(d.name) > 1]
     if wrong or not names:
         raise ModelError(
             f"{where} must be differential variables, once each, without an equation in ode=; got "

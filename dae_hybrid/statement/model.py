@@ -145,7 +145,7 @@ class HybridModel(Transitions):
         if name in (ALL, SAME):
             raise ModelError(f"A mode cannot be called '{name}', a word of transition().", remedy="Take another name.")
         mode = self._equations(f"mode '{name}'", name, ode, residual, algebraic, constraint)
-        mass_part = mass_statement(self, name, mass, rhs, variables, () if ode is None else tuple(ode))
+        mass_part = mass_statement(self, name, mass, rhs, variables, tuple(mode.ode))
         mode = mode if mass_part is None else replace(mode, mass=mass_part)
         self.modes[name] = mode
         return mode
