@@ -113,3 +113,41 @@ def test_index_3_is_refused() -> None:
     m.initial(m.mode("run", ode={x: v, v: z}, algebraic=[r - x**2], constraint=[r - 1]), {x: 1.0, v: 0.0})
     with pytest.raises(dh.FormulationError, match="the index is 3 or higher"):
         m.build()
+
+
+def rope(how: str, *, coupled: bool) -> dh.HybridModel:
+    """A ball flies until a rope is taut; its velocity then follows a constraint with a memory.
+
+    The coupled form states the constraint by q, which an implicit equation with a signal determines.
+    """
+    m = dh.HybridModel(f"rope {how} {coupled}")
+    length, turns = m.parameter("L", 1.0), m.memory("turns", initial=1.0)
+    x, y, u, v = (m.differential(name) for name in "xyuv")
+    pull, gravity = m.algebraic("pull"), m.signal("g", [0.0, 0.5, 1.1, 3.0], [9.0, 10.0, 9.5, 9.8])
+    kept = x * u + y * v - 0.1 * turns
+    rows: dict[str, Any] = {"constraint": [kept]}
+    if coupled:
+        q = m.algebraic("q")
+        rows = {"algebraic": [q + 0.3 * ca.sin(q) + 0.1 * q**3 - kept * (1 + 0.2 * gravity)], "constraint": [q]}
+    free = m.mode("free", ode={x: u, y: v, u: 0.0, v: -gravity})
+    taut = m.mode("taut", ode={x: u, y: v, u: -x * pull, v: -gravity - y * pull}, **rows)
+    impulse = m.unknown("P")
+    arrival: dict[str, Any] = {"project": [u, v]}
+    if how == "implicit":
+        arrival = {"reset": [m.post(u) - u - x * impulse, m.post(v) - v - y * impulse]}
+    m.transition(free, taut, guard=x**2 + y**2 - length**2, direction="rising", memory={turns: turns + 1}, **arrival)
+    m.transition(taut, free, at=1.3)
+    m.initial(free, {x: 0.3, y: -0.2, u: 0.5, v: 0.0})
+    m.functional("G", integrand=u**2 + y, terminal=x + v)
+    return m
+
+
+@pytest.mark.parametrize("index2", ["reduced", "direct"])
+@pytest.mark.parametrize("how", ["project", "implicit"])
+def test_a_mode_is_entered_by_a_projection_or_an_impact(how: str, index2: Any) -> None:
+    plain = dh.forward_sensitivity(rope(how, coupled=False).build(), (0, 1.8), **TIGHT)
+    system = rope(how, coupled=True).build(index2=index2)
+    check = dh.check_gradient(system, (0, 1.8), "G", **TIGHT)
+    assert np.isclose(check.value, plain.trajectory.functionals["G"], rtol=1e-7)
+    assert np.allclose(check.gradients["forward"], plain.gradient["G"], rtol=1e-6)
+    assert check.difference("adjoint", "forward") < 1e-6, check
