@@ -244,7 +244,13 @@ def _calls(expressions: Sequence[ca.MX]) -> list[ca.MX]:
         return []
     nodes = [node for _, node in instructions(ca.symvar(column), [column], {ca.OP_CALL})]
     for function in [node.which_function() for node in nodes if not is_table(node.which_function())]:
-        if any(map(_stands_for_table, function.find_functions())):
+        inner = [own for own in (function, *function.find_functions()) if PREFIX in own.name()]
+        if any(not is_table(own) for own in inner):
+            raise ModelError(
+                "An expression contains the derivative of a table of the model.",
+                remedy="State the derivative by a table of its own.",
+            )
+        if inner:
             raise ModelError(
                 f"The function '{function.name()}' calls a table of the model.",
                 remedy="Call the table outside of CasADi functions, and pass its value.",

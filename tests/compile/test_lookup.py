@@ -12,6 +12,7 @@ import pytest
 from scipy.interpolate import CubicSpline, RectBivariateSpline, RegularGridInterpolator
 
 import dae_hybrid as dh
+from dae_hybrid.mechanics import Index1, Mechanism, Penalty, Reduced
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-11}
 GRID = np.array([-2.0, -1.0, -0.3, 0.4, 1.0, 2.0])
@@ -273,3 +274,30 @@ def test_what_is_refused() -> None:
     m.initial(m.mode("run", ode={x: inner(x)}), {x: 0.0})
     with pytest.raises(dh.ModelError, match="The function 'inner' calls a table"):
         m.build()
+
+
+def test_a_derivative_of_a_table_is_refused() -> None:
+    m = dh.HybridModel("derivative")
+    x = m.differential("x")
+    f = m.table("f", GRID, VALUES)
+    m.initial(m.mode("run", ode={x: -ca.gradient(f(x) ** 2, x)}), {x: 0.5})
+    with pytest.raises(dh.ModelError, match="contains the derivative of a table"):
+        m.build()
+
+
+@pytest.mark.parametrize("formulation", [Index1(), Penalty(), Reduced()], ids=["index 1", "penalty", "reduced"])
+def test_a_spring_of_a_mechanism(formulation: Any) -> None:
+    """The force q + q^3 / 4, which a cubic table represents exactly, on a point of a parabola."""
+    found = []
+    for tabulated in (False, True):
+        mech = Mechanism("spring")
+        k, q, grid = mech.parameter("k", 2.0), mech.coordinate("q", size=2), np.linspace(-2, 2, 9)
+        force: Any = mech.table("force", grid, grid + grid**3 / 4) if tabulated else lambda x: x + x**3 / 4
+        mech.inertia(q, np.diag([1.0, 2.0]))
+        mech.force({q: ca.vertcat(-k * force(q[0]), -k * force(q[1]) - 1.0)})
+        mech.constraint("parabola", q[0] + q[1] ** 2 - 1.0)
+        mech.initial(mech.mode("slide"), {q: [0.75, 0.5]})
+        mech.functional("G", integrand=q[0] ** 2, terminal=q[1])
+        found.append(dh.adjoint_gradient(mech.build(formulation), (0, 1), "G", rtol=1e-8, atol=1e-10))
+    assert np.isclose(found[0].value, found[1].value, rtol=1e-7)
+    assert np.allclose(found[0].gradient, found[1].gradient, rtol=1e-5)
