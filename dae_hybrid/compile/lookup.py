@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import casadi as ca
@@ -16,7 +17,7 @@ from dae_hybrid.statement.declarations import Declaration, Functional, Initial, 
 from dae_hybrid.statement.discontinuities import instructions
 from dae_hybrid.statement.discontinuous_nodes import bare
 from dae_hybrid.statement.expressions import free_name
-from dae_hybrid.statement.lookup import PREFIX, LookupTable, is_table
+from dae_hybrid.statement.lookup import MAX_DERIVATIVE, PREFIX, LookupTable, is_table, stands_for
 from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.statement.triggers import StateTrigger
 
@@ -63,7 +64,7 @@ class _Tables:
 
     def __post_init__(self) -> None:
         model = self.model
-        self._by_name = {f"{PREFIX}{table.number}": table for table in model.tables.values()}
+        self._by_number = {table.number: table for table in model.tables.values()}
         self._functions: dict[tuple[int, str], ca.Function] = {}
         self._coefficients: dict[int, ca.MX] = {}
         varying = [d for d in model.declarations.values() if d.kind in ("differential", "algebraic") or d.signal]
@@ -150,41 +151,51 @@ class _Tables:
         """An expression that is evaluated at instants: outside of the grid its value is no number."""
         if expression is None:
             return None
-        return self._replaced([expression], lambda table, x: self._value(table, x, events=False, checked=True))[0]
+        return self._replaced([expression], partial(self._value, events=False, checked=True))[0]
 
     def _flows(self, expressions: Sequence[ca.MX], mode: str, *, events: bool) -> list[ca.MX]:
         """Expressions that are evaluated between transitions of a mode."""
 
-        def value(table: LookupTable, x: list[ca.MX]) -> ca.MX:
+        def value(table: LookupTable, orders: tuple[int, ...], x: list[ca.MX]) -> ca.MX:
             is_moving = [not self._moving.isdisjoint(s.__hash__() for s in ca.symvar(part)) for part in x]
             if table.outside == "error":
                 own = self.uses.setdefault(mode, [])
                 own += [_Use(table, i, part) for i, part in enumerate(x) if is_moving[i]]
             checked = not all(is_moving)
-            return self._value(table, x, events=events and any(is_moving), checked=checked)
+            return self._value(table, orders, x, events=events and any(is_moving), checked=checked)
 
         return self._replaced(expressions, value)
 
     def _replaced(
-        self, expressions: Sequence[ca.MX], value: Callable[[LookupTable, list[ca.MX]], ca.MX]
+        self, expressions: Sequence[ca.MX], value: Callable[[LookupTable, tuple[int, ...], list[ca.MX]], ca.MX]
     ) -> list[ca.MX]:
         """Replace the calls of tables, innermost first."""
         found = list(expressions)
         while calls := _calls(found):
             own = [(node, [node.dep(i) for i in range(node.n_dep())]) for node in calls]
             inner = [(node, x) for node, x in own if not _calls(x)]
-            new = [value(self._by_name[node.which_function().name()], x) for node, x in inner]
+            which = [stands_for(node.which_function()) or (-1, ()) for node, _ in inner]
+            new = [value(self._by_number[n], orders, x) for (n, orders), (_, x) in zip(which, inner, strict=True)]
             found = ca.graph_substitute(found, [node.get_output(0) for node, _ in inner], new)
         return found
 
-    def _value(self, table: LookupTable, x: list[ca.MX], *, events: bool, checked: bool) -> ca.MX:
-        """The interpolation. `events`: kinks become jumps of `floor`; `checked`: no number outside of the grid."""
+    def _value(
+        self, table: LookupTable, orders: tuple[int, ...], x: list[ca.MX], *, events: bool, checked: bool
+    ) -> ca.MX:
+        """The interpolation, or its derivative of some orders. `events`: kinks become jumps of `floor`; `checked`: no number outside of the grid."""
         given = x
+        if orders and (table.kind == "linear" or table.outside == "hold"):
+            raise ModelError(
+                f"An expression contains the derivative of table '{table.name}', which jumps at "
+                f"{'grid points' if table.kind == 'linear' else 'the ends of the grid'}.",
+                remedy="Take kind='cubic' with outside='error' or 'linear', or a table of the derivative.",
+            )
         if table.outside == "hold":
             x = [clipped(axis, part) for axis, part in zip(table.grid, x, strict=True)]
         c = self._coefficients.setdefault(table.number, coefficients(table))
         if table.kind == "cubic":
-            value = self._function(table, "cubic", lambda name: in_cells(table, name, searched=True))(*x, c)
+            what = "_".join(["cubic", *map(str, orders)])
+            value = self._function(table, what, lambda name: in_cells(table, name, searched=True, orders=orders))(*x, c)
         elif events:
             value = self._function(table, "cells", lambda name: in_cells(table, name, searched=False))(
                 *x, *self._cells(table, given), c
@@ -245,9 +256,9 @@ def _calls(expressions: Sequence[ca.MX]) -> list[ca.MX]:
     nodes = [node for _, node in instructions(ca.symvar(column), [column], {ca.OP_CALL})]
     for function in [node.which_function() for node in nodes if not is_table(node.which_function())]:
         inner = [own for own in (function, *function.find_functions()) if PREFIX in own.name()]
-        if any(not is_table(own) for own in inner):
+        if any(not is_table(own) and not own.name().startswith(f"jac_{PREFIX}") for own in inner):
             raise ModelError(
-                "An expression contains the derivative of a table of the model.",
+                f"An expression contains a derivative of a table of an order above {MAX_DERIVATIVE}.",
                 remedy="State the derivative by a table of its own.",
             )
         if inner:
@@ -255,8 +266,4 @@ def _calls(expressions: Sequence[ca.MX]) -> list[ca.MX]:
                 f"The function '{function.name()}' calls a table of the model.",
                 remedy="Call the table outside of CasADi functions, and pass its value.",
             )
-    return [node for node in nodes if _stands_for_table(node.which_function())]
-
-
-def _stands_for_table(function: ca.Function) -> bool:
-    return is_table(function) and function.name().removeprefix(PREFIX).isdigit()
+    return [node for node in nodes if stands_for(node.which_function()) is not None]

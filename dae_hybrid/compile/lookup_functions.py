@@ -74,10 +74,10 @@ def spline_slopes(grid: NDArray[np.float64]) -> ca.Function:
     return ca.Function(f"{PREFIX}slopes", [v], [ca.vertcat(*slopes[::-1])])
 
 
-def in_cells(table: LookupTable, name: str, *, searched: bool) -> ca.Function:
-    """Return the value on a cell as a function of x, y and `coefficients`, with x, y the arguments.
+def in_cells(table: LookupTable, name: str, *, searched: bool, orders: tuple[int, ...] = ()) -> ca.Function:
+    """Return the value on a cell, or its derivative of some orders, as a function of x, y and `coefficients`.
 
-    If the cells are not searched, their numbers are further arguments after x and y. A cubic table with
+    The arguments are x and y. If the cells are not searched, their numbers are further arguments after x and y. A cubic table with
     ``outside="linear"`` continues by its tangents.
     """
     count = len(table.grid)
@@ -91,6 +91,9 @@ def in_cells(table: LookupTable, name: str, *, searched: bool) -> ca.Function:
         inner = [clipped(axis, symbol) for axis, symbol in zip(table.grid, x, strict=True)]
         value, *slopes = ca.substitute([value, *slopes], x, inner)
         value = value + sum(slope * (a - b) for slope, a, b in zip(slopes, x, inner, strict=True))
+    for symbol, order in zip(x, orders, strict=False):
+        for _ in range(order):
+            value = ca.jacobian(value, symbol)
     return ca.Function(name, [*x, c], [value])
 
 

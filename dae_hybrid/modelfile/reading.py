@@ -281,7 +281,7 @@ class Reader:
         found = axes if axes is not None else self._doc.array(at, grid)
         with self._doc.at(path):
             made = self._model.table(name, found, values, **words, **self._words(path, entry))
-        self.functions[name] = made.function()
+        self.functions |= made.functions()
 
     def _data_or_value(self, path: Path, given: Any) -> Any:
         """Numbers, or an expression."""

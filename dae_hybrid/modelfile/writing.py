@@ -78,7 +78,7 @@ class _Writer:
         }
         roots: list[ca.MX] = []
         _expressions(tree, roots)
-        known = {table.function().name(): name for name, table in m.tables.items()}
+        known = {f.name(): name for table in m.tables.values() for name, f in table.functions().items()}
         definitions, functions = Definitions({*m.declarations, "t", DATA}), Functions(known)
         graph = Graph(self._leaves(), definitions, functions, m.name)
         tree = _replaced(tree, iter(graph.write(roots)))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import casadi as ca
@@ -19,6 +22,8 @@ Outside = Literal["error", "hold", "linear"]
 #: least number of grid points along each axis, by kind
 LEAST_POINTS: dict[str, int] = {"linear": 2, "cubic": 4}
 OUTSIDE = ("error", "hold", "linear")
+#: largest order of a derivative of a table in an expression
+MAX_DERIVATIVE = 4
 #: beginning of the names of functions that stand for tables in expressions
 PREFIX = "dae_hybrid_table_"
 
@@ -72,11 +77,46 @@ class LookupTable(Statement):
         found: ca.MX = entries[0] if shape == (1, 1) else ca.reshape(ca.vertcat(*entries), *shape)
         return found
 
-    def function(self) -> ca.Function:
-        """The function that stands for the table in expressions; its value is that of no point."""
-        symbols = [ca.MX.sym("xy"[i]) for i in range(len(self.grid))]
-        name = f"{PREFIX}{self.number}"
-        return ca.Function(name, symbols, [np.nan * sum(symbols, ca.MX(0))], {"never_inline": True})
+    def function(self, *orders: int) -> ca.Function:
+        """The function that stands for the table, or a derivative, in expressions; its value is that of no point."""
+        return _stand_in(self.number, orders or (0,) * len(self.grid), MAX_DERIVATIVE - sum(orders))
+
+    def functions(self) -> dict[str, ca.Function]:
+        """The function of the table and those of its derivatives, by their names in model files."""
+        axes, found = len(self.grid), {self.name: self.function()}
+        for orders in itertools.product(range(MAX_DERIVATIVE + 1), repeat=axes):
+            if 0 < sum(orders) <= MAX_DERIVATIVE:
+                found[f"{self.name} d{'_'.join(map(str, orders))}"] = self.function(*orders)
+        return found
+
+
+@cache
+def _stand_in(number: int, orders: tuple[int, ...], left: int) -> ca.Function:
+    """A function whose derivatives are functions of this kind, `left` times."""
+    symbols = [ca.MX.sym(axis) for axis, _ in zip("xy", orders, strict=False)]
+    names = [symbol.name() for symbol in symbols]
+    name = f"{PREFIX}{number}" + (f"_d{'_'.join(map(str, orders))}" if any(orders) else "")
+    options: dict[str, Any] = {"never_inline": True}
+    if left:
+        inner = [
+            _stand_in(number, tuple(n + (i == k) for i, n in enumerate(orders)), left - 1) for k in range(len(orders))
+        ]
+        options |= {"enable_forward": False, "enable_reverse": False, "enable_fd": False}
+        options["custom_jacobian"] = ca.Function(
+            f"jac_{name}",
+            [*symbols, ca.MX.sym("out_f", ca.Sparsity(1, 1))],
+            [own(*symbols) for own in inner],
+            [*names, "out_f"],
+            [f"jac_f_{axis}" for axis in names],
+            {"always_inline": True},
+        )
+    return ca.Function(name, symbols, [np.nan * sum(symbols, ca.MX(0))], names, ["f"], options)
+
+
+def stands_for(function: ca.Function) -> tuple[int, tuple[int, ...]] | None:
+    """The number of the table that a function stands for, and the orders of its derivative (empty for none)."""
+    found = re.fullmatch(rf"{PREFIX}(\d+)(?:_d(\d+(?:_\d+)?))?", function.name())
+    return None if found is None else (int(found[1]), tuple(map(int, found[2].split("_"))) if found[2] else ())
 
 
 def is_table(function: ca.Function) -> bool:

@@ -276,13 +276,33 @@ def test_what_is_refused() -> None:
         m.build()
 
 
-def test_a_derivative_of_a_table_is_refused() -> None:
+@pytest.mark.parametrize("surface", [False, True])
+def test_derivatives_of_a_cubic_table(surface: bool) -> None:
+    """Second derivatives of an expression, as a potential has them, and the file of the model."""
     m = dh.HybridModel("derivative")
-    x = m.differential("x")
-    f = m.table("f", GRID, VALUES)
-    m.initial(m.mode("run", ode={x: -ca.gradient(f(x) ** 2, x)}), {x: 0.5})
-    with pytest.raises(dh.ModelError, match="contains the derivative of a table"):
-        m.build()
+    a, b, x = m.parameter("a", 0.37), m.parameter("b", 0.6), m.differential("x")
+    f = m.table("f", AXES, SURFACE) if surface else m.table("f", GRID, VALUES)
+    value = f(a, b) if surface else f(a)
+    m.initial(m.mode("run", ode={x: -ca.gradient(f(x, b) if surface else f(x), x)}), {x: 0.5})
+    slope = ca.jacobian(ca.jacobian(value, a), b if surface else a)
+    m.functional("G", terminal=slope)
+    spline = RectBivariateSpline(*AXES, SURFACE) if surface else CubicSpline(GRID, VALUES)
+    exact = spline(0.37, 0.6, dx=1, dy=1)[0, 0] if surface else spline(0.37, 2)
+    system = m.build()
+    assert np.isclose(dh.simulate(system, (0, 1)).functionals["G"], exact, rtol=1e-10)
+    read = dh.HybridModel.from_text(m.to_text())
+    assert read.to_text() == m.to_text()
+    assert dh.simulate(read.build(), (0, 1)).functionals["G"] == dh.simulate(system, (0, 1)).functionals["G"]
+
+
+def test_derivatives_that_jump_are_refused() -> None:
+    for words, message in (({"kind": "linear"}, "jumps at grid points"), ({"outside": "hold"}, "jumps at the ends")):
+        m = dh.HybridModel("derivative")
+        x = m.differential("x")
+        f = m.table("f", GRID, VALUES, **words)  # type: ignore[arg-type]
+        m.initial(m.mode("run", ode={x: -ca.gradient(f(x), x)}), {x: 0.5})
+        with pytest.raises(dh.ModelError, match=message):
+            m.build()
 
 
 @pytest.mark.parametrize("formulation", [Index1(), Penalty(), Reduced()], ids=["index 1", "penalty", "reduced"])
@@ -300,4 +320,25 @@ def test_a_spring_of_a_mechanism(formulation: Any) -> None:
         mech.functional("G", integrand=q[0] ** 2, terminal=q[1])
         found.append(dh.adjoint_gradient(mech.build(formulation), (0, 1), "G", rtol=1e-8, atol=1e-10))
     assert np.isclose(found[0].value, found[1].value, rtol=1e-7)
+    assert np.allclose(found[0].gradient, found[1].gradient, rtol=1e-5)
+
+
+@pytest.mark.parametrize("by", ["cam", "potential"])
+def test_a_cam_and_a_potential(by: str) -> None:
+    """Their equations contain first and second derivatives of the curve q + q^3 / 4."""
+    found = []
+    for tabulated in (False, True):
+        mech = Mechanism("cam")
+        k, q, grid = mech.parameter("k", 2.0), mech.coordinate("q", size=2), np.linspace(-2, 2, 9)
+        curve: Any = mech.table("curve", grid, grid + grid**3 / 4) if tabulated else lambda x: x + x**3 / 4
+        mech.inertia(q, np.diag([1.0, 2.0]))
+        if by == "cam":
+            mech.force({q: ca.vertcat(-k * q[0], -1.0)})
+            mech.constraint("cam", q[1] - curve(q[0]))
+        else:
+            mech.potential(k * curve(q[0]) ** 2 / 2 + q[1])
+        mech.initial(mech.mode("slide"), {q: [0.5, 0.5 + 0.5**3 / 4]})
+        mech.functional("G", integrand=q[0] ** 2, terminal=q[1])
+        found.append(dh.adjoint_gradient(mech.build(Index1()), (0, 1), "G", rtol=1e-8, atol=1e-10))
+    assert np.isclose(found[0].value, found[1].value, rtol=1e-6)
     assert np.allclose(found[0].gradient, found[1].gradient, rtol=1e-5)
