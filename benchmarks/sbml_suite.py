@@ -95,7 +95,13 @@ def simulated(folder: Path, settings: dict[str, str], times: np.ndarray) -> dict
     model = dh.importers.sbml(next(path for path in paths if path.exists()), units="ignore")
     system = model.build(native=False)
     sol = dh.simulate(
-        system, (0, times[-1]), t_eval=times, adapter="scipy", rtol=RTOL, atol=ATOL_SHARE * float(settings["absolute"])
+        system,
+        (0, times[-1]),
+        t_eval=times,
+        adapter="scipy",
+        rtol=RTOL,
+        atol=ATOL_SHARE * float(settings["absolute"]),
+        max_transitions_per_instant=10_000,
     )
     before = sol(times, side="left")
     concentrations = names_in(settings.get("concentration", ""))

@@ -34,9 +34,11 @@ def add_events(values: RunValues, run: Mode, pending: int) -> None:
     events = [event for event in events if event.condition.value is not False and event.assigned]
     refuse_random_order(events)
     model, started = values.model, None
-    if any(event.fires_at_start for event in events):
+    waiting = [event for event in events if event.fires_at_start or event.may_be_true_at_start()]
+    if waiting:
         started = model.memory(free_name("events have begun", model.declarations), initial=0.0)
-        model.transition(run, run, at=0.0, memory={started: 1.0}, priority=BEGIN, name="begin of events")
+        begin = {started: ca.MX(1)} | dict(event.true_since_start() for event in waiting if event.is_variable)
+        model.transition(run, run, at=0.0, memory=begin, priority=BEGIN, name="begin of events")
     for event in events:
         event.declare(run, started, pending, [other for other in events if other is not event])
 
@@ -60,6 +62,7 @@ class _Event:
         self.at_trigger = bool(event.getUseValuesFromTriggerTime())
         self.fires_at_start = not trigger.getInitialValue()
         self.is_persistent = bool(trigger.getPersistent())
+        self.held: ca.MX | None = None
         self.delay = self._number(event.getDelay())
         self.priority = self._number(event.getPriority())
         self.resets, self.memory = self._new_values()
@@ -90,44 +93,43 @@ class _Event:
         except ModelError as reason:
             raise unsupported(reason.message, self.where, reason.remedy) from reason
 
+    @property
+    def is_variable(self) -> bool:
+        """Whether the trigger may change."""
+        return not isinstance(self.condition.value, bool)
+
+    def may_be_true_at_start(self) -> bool:
+        """Whether the trigger is true at the start, for the nominal values, or that is unknown."""
+        try:
+            trigger = self.event.getTrigger().getMath()
+            at_start = self.values.mathematics.truth(trigger, self.values.start, self.where).value
+        except UnsupportedError:
+            return True
+        return bool(at_start) if isinstance(at_start, bool) else self.values.nominal(at_start) != 0
+
+    def true_since_start(self) -> tuple[ca.MX, ca.MX]:
+        """Declare a memory that says whether the trigger has been true since the start; return it with its value."""
+        model = self.values.model
+        self.held = model.memory(free_name(f"{self.name} true since the start", model.declarations), initial=0.0)
+        return self.held, ca.MX(self.condition.value)
+
     def _guard(self, run: Mode, started: ca.MX | None, priority: float) -> ca.MX | None:
         """The condition that becomes true when the event is triggered; None if it never does.
 
-        The trigger counts as true before the start, or as false if the event fires at the start. Where it is true at
-        the start, a memory says so until it becomes false.
+        Before the start the trigger counts as true, or as false if the event fires at the start.
         """
         condition, model = self.condition.value, self.values.model
         if isinstance(condition, bool):
-            return started > 0.5 if condition and self.fires_at_start and started is not None else None
-        at_start = self._at_start()
-        if not self.fires_at_start and not self._is_true(at_start):
+            return started > 0.5 if self.fires_at_start and started is not None else None
+        if self.held is None or started is None:
             return condition
-        if isinstance(at_start, bool):
-            at_start = ca.MX(float(at_start))
-        held = model.memory(free_name(f"{self.name} true since the start", model.declarations), initial=at_start)
-        over = ca.logic_not(condition) if started is None else ca.logic_and(started > 0.5, ca.logic_not(condition))
+        has_begun, held = started > 0.5, self.held > 0.5
+        over = ca.logic_and(has_begun, ca.logic_not(condition))
         name = free_name(f"{self.name} false", model.transitions)
-        model.transition(run, run, guard=over, memory={held: 0.0}, priority=priority, name=name)
-        later = ca.logic_and(condition, held < 0.5)
-        if not self.fires_at_start or started is None:
-            return later
-        return ca.logic_or(later, ca.logic_and(started > 0.5, held > 0.5))
-
-    def _at_start(self) -> bool | ca.MX:
-        """The trigger at the start, in terms of parameters; true if that is unknown and matters."""
-        try:
-            trigger = self.event.getTrigger().getMath()
-            return self.values.mathematics.truth(trigger, self.values.start, self.where).value
-        except UnsupportedError:
-            if self.fires_at_start:
-                raise
-            return False
-
-    def _is_true(self, condition: bool | ca.MX) -> bool:
-        """Whether a condition in terms of parameters holds at their nominal values."""
-        if isinstance(condition, bool):
-            return condition
-        return self.values.nominal(condition) != 0
+        model.transition(run, run, guard=over, memory={self.held: 0.0}, priority=priority, name=name)
+        if self.fires_at_start:
+            return ca.logic_and(has_begun, ca.logic_or(condition, held))
+        return ca.logic_and(ca.logic_and(has_begun, condition), ca.logic_not(held))
 
     def meets(self, other: _Event) -> bool:
         """Whether the result of two events at one instant may depend on their order."""

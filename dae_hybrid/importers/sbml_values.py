@@ -122,6 +122,8 @@ class StartValues:
             return run.mathematics.number(run.inventory.reactions[name].law, run.law_scope(name, self), name)
         quantity = run.quantity(name, element)
         where = f"{quantity.kind} '{name}'"
+        if quantity.role == "solved":
+            raise unsupported(f"it depends on '{name}' at the start, which algebraic rules determine.", element)
         stated = quantity.initial if quantity.role != "assigned" else quantity.math
         if stated is not None:
             return run.mathematics.number(stated, self, where)
