@@ -122,7 +122,7 @@ class _Event:
         if isinstance(condition, bool):
             return started > 0.5 if self.fires_at_start and started is not None else None
         if self.held is None or started is None:
-            return condition
+            return self._tracked(run, condition) if self._returns_to_threshold(condition) else condition
         has_begun, held = started > 0.5, self.held > 0.5
         over = ca.logic_and(has_begun, ca.logic_not(condition))
         name = free_name(f"{self.name} false", model.transitions)
@@ -130,6 +130,24 @@ class _Event:
         if self.fires_at_start:
             return ca.logic_and(has_begun, ca.logic_or(condition, held))
         return ca.logic_and(ca.logic_and(has_begun, condition), ca.logic_not(held))
+
+    def _returns_to_threshold(self, condition: ca.MX) -> bool:
+        """Whether the event may put its trigger, ``a <= b``, back to equality, where it holds and stays true.
+
+        Its values come from the trigger, where both sides are equal.
+        """
+        is_late = self.delay is not None and self.at_trigger and self.is_persistent
+        return is_late and condition.op() == ca.OP_LE and not self.trigger_reads.isdisjoint(self.writes)
+
+    def _tracked(self, run: Mode, condition: ca.MX) -> ca.MX:
+        """The trigger, with a memory that it has become true, until it becomes false."""
+        model = self.values.model
+        holds = model.memory(free_name(f"{self.name} holds", model.declarations), initial=0.0)
+        found = ca.logic_and(condition, holds < 0.5)
+        for what, guard, value in (("true", found, 1.0), ("false", ca.logic_not(condition), 0.0)):
+            name = free_name(f"{self.name} {what}", model.transitions)
+            model.transition(run, run, guard=guard, memory={holds: value}, priority=BEFORE, name=name)
+        return found
 
     def meets(self, other: _Event) -> bool:
         """Whether the result of two events at one instant may depend on their order."""

@@ -90,6 +90,16 @@ def test_executions_overlap() -> None:
         after(events, x=0.0, pending=2)
 
 
+def test_a_trigger_that_is_put_back_to_its_threshold_stays_true() -> None:
+    text = document(
+        parameters=changing(x=0.0),
+        rules=[("rate", "x", "1")],
+        events={"back": {"trigger": "x >= 0.5", "delay": "1", "assign": {"x": "x"}}},
+    )
+    sol = dh.simulate(dh.importers.sbml(text).build(native=False), (0, 4), adapter="scipy")
+    assert np.isclose(sol["x"][-1], 0.5 + 2.5)  # once, at 1.5
+
+
 def test_an_event_triggers_another_one() -> None:
     events = {
         "first": {"trigger": "time > 1", "assign": {"x": "1"}},
