@@ -25,6 +25,8 @@ from dae_hybrid.statement.expressions import free_name
 #: priority of the transition that begins the events, and the priorities of those that end the truth of a trigger at the
 #: start: after the entry into a queue and before all events, or after the event itself
 BEGIN, BEFORE, AFTER = 1e200, 1e200, -1e200
+#: period of the clock that ticks once
+NEVER_AGAIN = 1e300
 
 
 def add_events(values: RunValues, run: Mode, pending: int) -> None:
@@ -38,7 +40,8 @@ def add_events(values: RunValues, run: Mode, pending: int) -> None:
     if waiting:
         started = model.memory(free_name("events have begun", model.declarations), initial=0.0)
         begin = {started: ca.MX(1)} | dict(event.true_since_start() for event in waiting if event.is_variable)
-        model.transition(run, run, at=0.0, memory=begin, priority=BEGIN, name="begin of events")
+        once = model.clock(NEVER_AGAIN, name="begin")  # ticks at the start
+        model.transition(run, run, every=once, memory=begin, priority=BEGIN, name="begin of events")
     for event in events:
         event.declare(run, started, pending, [other for other in events if other is not event])
 
@@ -63,6 +66,7 @@ class _Event:
         self.fires_at_start = not trigger.getInitialValue()
         self.is_persistent = bool(trigger.getPersistent())
         self.held: ca.MX | None = None
+        self.sizes: dict[str, Quantity] = {}  # compartments of the concentrations that it changes
         self.delay = self._number(event.getDelay())
         self.priority = self._number(event.getPriority())
         self.resets, self.memory = self._new_values()
@@ -79,6 +83,7 @@ class _Event:
             return
         options: dict[str, Any] = {}
         if is_queued:
+            self._check_sizes(others)
             toggles = sum(not self.trigger_reads.isdisjoint(other.writes) for other in others)
             options["delay"] = 0.0 if self.delay is None else self.delay
             options["values"] = "trigger" if self.at_trigger else "execution"
@@ -92,6 +97,21 @@ class _Event:
             model.transition(run, run, guard=condition, reset=self.resets, memory=self.memory, name=name, **options)
         except ModelError as reason:
             raise unsupported(reason.message, self.where, reason.remedy) from reason
+
+    def _check_sizes(self, others: list[_Event]) -> None:
+        """Refuse concentrations from the trigger in a compartment that may change until they are assigned."""
+        for species, size in self.sizes.items() if self.at_trigger else ():
+            if self.delay is not None:
+                may_change = size.role != "constant"
+            else:
+                reads = self._read([self.values.lookup(size.name, self.where)])
+                may_change = any(not reads.isdisjoint(other.writes) for other in others)
+            if may_change:
+                raise unsupported(
+                    f"it changes the concentration of '{species}' with values from its trigger, and the size of the "
+                    "compartment may have changed when it is carried out.",
+                    self.where,
+                )
 
     @property
     def is_variable(self) -> bool:
@@ -194,14 +214,8 @@ class _Event:
             raise unsupported(f"it assigns '{quantity.name}', which algebraic rules determine.", self.where)
         if quantity.compartment is None:
             return value
-        varies = quantity.compartment.role != "constant"
-        if self.delay is not None and self.at_trigger and varies and (quantity.is_amount or self._resizes(quantity)):
-            raise unsupported(
-                f"it assigns the concentration of '{quantity.name}' with values from its trigger, and the size of the "
-                "compartment may have changed when it is carried out.",
-                self.where,
-            )
         if quantity.is_amount:
+            self.sizes[quantity.name] = quantity.compartment
             return value * self.values.lookup(quantity.compartment.name, self.where)
         return value * self._shrinkage(quantity) if self._resizes(quantity) else value
 
@@ -213,6 +227,7 @@ class _Event:
         """Size of the compartment of a species before the event, divided by that after it."""
         if quantity.compartment is None:
             raise AssertionError("only a concentration changes with the size")
+        self.sizes[quantity.name] = quantity.compartment
         name = quantity.compartment.name
         return self.values.lookup(name, self.where) / self.assigned[name]
 

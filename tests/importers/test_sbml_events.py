@@ -76,6 +76,17 @@ def test_the_value_of_a_trigger_before_the_start(trigger: str, *, initial: bool,
     assert after(events, x=0.0, y=2.0)["x"] == x
 
 
+def test_events_begin_with_the_run_and_are_written_to_model_files() -> None:
+    events = {"once": {"trigger": "y > 1", "initial": False, "delay": "0.5", "assign": {"x": "x + 1", "y": "0"}}}
+    model = dh.importers.sbml(document(parameters=changing(x=0.0, y=2.0), events=events))
+    text = model.to_text()
+    again = dh.HybridModel.from_text(text)
+    assert again.to_text() == text
+    sol = dh.simulate(again.build(native=False), (3, 4), adapter="scipy")
+    assert sol["x"][-1] == 1
+    assert np.allclose([event.time for event in sol.events if event.transition.startswith("once")][-1], 3.5)
+
+
 def test_a_trigger_that_is_true_at_the_start_fires_when_it_is_true_again() -> None:
     events = {"again": {"trigger": "sin(time * pi) > -0.5", "assign": {"x": "x + 1"}}}
     assert after(events, x=0.0)["x"] == 2
@@ -169,6 +180,10 @@ DELAY = """<apply><csymbol definitionURL="http://www.sbml.org/sbml/symbols/delay
     [
         (document(parameters=changing(x=1.0), rules=[("rate", "x", "x + 7")])
          .replace('<cn type="integer"> 7 </cn>', DELAY), "rate rule of 'x': the csymbol delay"),
+        (document(compartments={"V": {"size": 1.0, "constant": False}},
+                  species={"S": {"compartment": "V", "initialAmount": 1.0}}, rules=[("rate", "V", "1")],
+                  events={"e": {"trigger": "time > 1", "delay": "1", "assign": {"S": "2"}}}),
+         "event 'e': it changes the concentration of 'S'"),
         (document(parameters={"x": {"constant": True}, "y": {"constant": False}}, rules=[("assignment", "y", "x")]),
          "parameter 'x': it has no initial value"),
         (document(parameters=changing(x=1.0), rules=[("rate", "x", "piecewise(1, x > 2)")]),
@@ -183,7 +198,7 @@ DELAY = """<apply><csymbol definitionURL="http://www.sbml.org/sbml/symbols/delay
             for name, formula in (("a", "1"), ("b", "2"))}),
          "event 'b': it has the trigger and the priority of event 'a'"),
     ],
-    ids=["delay", "no value", "piecewise", "overdetermined", "factorial", "assigns algebraic", "random order"],
+    ids=["delay", "size", "no value", "piecewise", "overdetermined", "factorial", "assigns algebraic", "random order"],
 )  # fmt: skip
 def test_what_cannot_be_expressed_is_refused_by_name(text: str, said: str) -> None:
     with pytest.raises(dh.UnsupportedError, match=said) as found:
