@@ -29,7 +29,7 @@ import dae_hybrid as dh
 #: versions of a case, the first one that exists is run
 VERSIONS = ("l3v2", "l3v1", "l2v5", "l2v4", "l2v3", "l2v2", "l2v1", "l1v2")
 #: seconds of processor time for one case
-PATIENCE = 120
+PATIENCE = 45
 #: cases that a table names for one reason
 MAX_NAMED = 8
 RTOL = 1e-8
