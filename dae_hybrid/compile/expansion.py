@@ -82,8 +82,8 @@ class _Expansion:
             own = self._queues.get(stated.name)
             ordered += _at_each_time(stated) if own is None else own.executions()
         for part in ordered:
-            for own in self._guarded(part):
-                for transition in self._between(own):
+            for guarded in self._guarded(part):
+                for transition in self._between(guarded):
                     self._add(transition)
         self._leave()
         self.model.functionals = {
@@ -203,15 +203,18 @@ def _joined(mode: Mode, shared: Mode) -> Mode:
             variables=twice,
             remedy="Leave it out of one of them, or name the modes of the equations by modes=.",
         )
-    columns, labels = dict[str, ca.MX](), list[str]()
-    starts = [0, 0]
+    columns, labels, starts = list[ca.MX](), list[str](), [0, 0]
     for kind in ("residual", "algebraic", "constraint"):
         own = [getattr(part, kind) for part in (mode, shared)]
-        columns[kind] = ca.vertcat(*own)
+        columns.append(ca.vertcat(*own))
         for i, part in enumerate((mode, shared)):
             labels += part.labels[starts[i] : starts[i] + own[i].numel()]
             starts[i] += own[i].numel()
-    return replace(mode, ode={**mode.ode, **shared.ode}, labels=tuple(labels), **columns)
+    residual, algebraic, constraint = columns
+    return replace(
+        mode, ode={**mode.ode, **shared.ode}, residual=residual, algebraic=algebraic, constraint=constraint,
+        labels=tuple(labels),
+    )  # fmt: skip
 
 
 def _at_each_time(stated: Transition) -> Iterator[Transition]:

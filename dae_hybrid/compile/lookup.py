@@ -182,7 +182,10 @@ class _Tables:
     def _value(
         self, table: LookupTable, orders: tuple[int, ...], x: list[ca.MX], *, events: bool, checked: bool
     ) -> ca.MX:
-        """The interpolation, or its derivative of some orders. `events`: kinks become jumps of `floor`; `checked`: no number outside of the grid."""
+        """The interpolation, or its derivative of some orders.
+
+        `events`: kinks become jumps of `floor`; `checked`: no number outside of the grid.
+        """
         given = x
         if orders and (table.kind == "linear" or table.outside == "hold"):
             raise ModelError(

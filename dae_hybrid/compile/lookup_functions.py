@@ -77,8 +77,8 @@ def spline_slopes(grid: NDArray[np.float64]) -> ca.Function:
 def in_cells(table: LookupTable, name: str, *, searched: bool, orders: tuple[int, ...] = ()) -> ca.Function:
     """Return the value on a cell, or its derivative of some orders, as a function of x, y and `coefficients`.
 
-    The arguments are x and y. If the cells are not searched, their numbers are further arguments after x and y. A cubic table with
-    ``outside="linear"`` continues by its tangents.
+    The arguments are x and y. If the cells are not searched, their numbers are further arguments after x and y. A cubic
+    table with ``outside="linear"`` continues by its tangents.
     """
     count = len(table.grid)
     x, c = [ca.MX.sym("xy"[k]) for k in range(count)], _coefficient_symbol(table)

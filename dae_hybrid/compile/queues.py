@@ -141,7 +141,7 @@ class Queue(ABC):
                 entries.setdefault(part[0].name, {})[part[1][0]] = own
         for name, pieces in entries.items():
             declared = self.model.declarations[name]
-            found[name] = assembled(name, declared, pieces, lambda i, v=declared.symbol: v[i])
+            found[name] = assembled(name, declared, pieces, declared.symbol.__getitem__)
         return found
 
     def _named(self, transition: Transition, what: str) -> Transition:

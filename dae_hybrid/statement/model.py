@@ -199,8 +199,8 @@ class HybridModel(Transitions):
         given = (("residual", residual), ("algebraic", algebraic), ("constraint", constraint))
         rows = [equation_rows(f"{kind} equation of {where}:", equations) for kind, equations in given]
         labels = tuple(label for own in rows for label in own.labels)
-        own = self.assignments(ode, f"ode of {where}", ("differential",))
-        return Mode(name, own, *(own.equations for own in rows), labels)
+        implicit, closing, kept = (own.equations for own in rows)
+        return Mode(name, self.assignments(ode, f"ode of {where}", ("differential",)), implicit, closing, kept, labels)
 
     # -- start --------------------------------------------------------------------------------------
 
