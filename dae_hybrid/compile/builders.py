@@ -111,11 +111,10 @@ class Builders:
         number = {name: i for i, name in enumerate(self.model.transitions)}
         units: dict[int, ModeSystem] = {}
         found = []
-        untaken: dict[str, tuple[int, ...]] = {}
+        untaken: dict[str, list[int]] = {}
         for transition in self.model.transitions.values():
             if transition.skips:
-                source = transition.source.name
-                untaken[source] = (*untaken.get(source, ()), number[transition.name])
+                untaken.setdefault(transition.source.name, []).append(number[transition.name])
         for i, (unit, numbers) in enumerate(zip(self.unit, self.numbers, strict=True)):
             guarded = tuple(number[t.name] for t in self.outgoing[i] if t.guard is not None)
             timed = tuple(number[t.name] for t in self.outgoing[i] if t.guard is None)
@@ -125,7 +124,7 @@ class Builders:
                 )
             own = units[unit]
             own = of_member(own, self.names[i], i, guarded, timed, numbers) if self.is_shared(i) else own
-            found.append(replace(own, untaken=untaken[self.names[i]]) if self.names[i] in untaken else own)
+            found.append(replace(own, untaken=tuple(untaken[self.names[i]])) if self.names[i] in untaken else own)
         return tuple(found)
 
     # -- transitions --------------------------------------------------------------------------------
@@ -159,7 +158,7 @@ class Builders:
             return transition.name, []
         key = (
             source, target, transition.source is transition.target, transition.trigger.argument, *transition.reset,
-            None, *transition.memory, transition.freezes, transition.when is None, transition.priority is None,
+            None, *transition.memory, transition.freezes, *map(_hash, (transition.when, transition.priority)),
         )  # fmt: skip
         return key, _expressions(transition)
 
@@ -244,8 +243,12 @@ class Transitions:
 
 def _expressions(transition: Transition) -> list[ca.MX]:
     """The expressions of a transition that similar ones may state with other numbers."""
-    more = [value for value in (transition.when, transition.priority) if value is not None]
-    return [transition.trigger.expression, *transition.reset.values(), *transition.memory.values(), *more]
+    return [transition.trigger.expression, *transition.reset.values(), *transition.memory.values()]
+
+
+def _hash(expression: ca.MX | None) -> int | None:
+    """Identity of an expression, which transitions of one statement share."""
+    return None if expression is None else int(expression.__hash__())
 
 
 def _with(transition: Transition, values: list[ca.MX]) -> Transition:
@@ -256,6 +259,4 @@ def _with(transition: Transition, values: list[ca.MX]) -> Transition:
         trigger=replace(transition.trigger, expression=next(rest)),
         reset={name: next(rest) for name in transition.reset},
         memory={name: next(rest) for name in transition.memory},
-        when=None if transition.when is None else next(rest),
-        priority=None if transition.priority is None else next(rest),
     )
