@@ -90,9 +90,9 @@ def mass_structure(
     Raises
     ------
     FormulationError
-        A singular block is too large to be reduced.
+        A singular block is too large to be reduced, or the matrix is not finite.
     """
-    entries, n = _entries(matrix, parameters), matrix.shape[0]
+    entries, n = _entries(mode, matrix, parameters), matrix.shape[0]
     found = MassStructure([(int(i), int(j)) for i, j in np.argwhere(entries.nonzero)])
     graph = np.block([[np.zeros((n, n)), entries.nonzero], [np.zeros((n, n)), np.zeros((n, n))]])
     count, part = connected_components(graph, directed=False)
@@ -120,7 +120,7 @@ def without_zeros(matrix: ca.MX) -> ca.MX:
     return ca.MX(ca.sparsify(matrix.to_DM())) if matrix.is_constant() else matrix
 
 
-def _entries(matrix: ca.MX, parameters: dict[int, Array]) -> _Entries:
+def _entries(mode: str, matrix: ca.MX, parameters: dict[int, Array]) -> _Entries:
     symbols, matrix = ca.symvar(matrix), without_zeros(matrix)
     function = expanded(ca.Function("mass", symbols, [matrix]))
     n = matrix.shape[0]
@@ -140,7 +140,13 @@ def _entries(matrix: ca.MX, parameters: dict[int, Array]) -> _Entries:
         moving[i, j] = others is None or ca.depends_on(entry, others)
     samples = [np.array(function.call(point)[0].full()) for point in _points(symbols, parameters)]
     finite = [sample for sample in samples if np.all(np.isfinite(sample))]
-    return _Entries(values, np.array(finite or samples[:1]), nonzero, moving, are_smooth([matrix]))
+    if not finite:
+        raise FormulationError(
+            "The mass matrix is not finite at any of the values of its variables that were tried.",
+            mode=mode,
+            remedy="Check it for divisions by zero, and logarithms and roots of negative numbers.",
+        )
+    return _Entries(values, np.array(finite), nonzero, moving, are_smooth([matrix]))
 
 
 def _points(symbols: Sequence[ca.MX], parameters: dict[int, Array]) -> Iterator[list[ca.DM]]:

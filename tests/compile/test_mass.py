@@ -341,6 +341,27 @@ def test_an_entry_without_a_rate_beside_one_that_varies_is_refused() -> None:
         m.build()
 
 
+def test_a_matrix_that_is_never_finite_is_refused() -> None:
+    m = dh.HybridModel("not finite")
+    x = m.differential("x")
+    m.initial(m.mode("run", mass=ca.log(-1 - x**2), rhs=[-x]), {x: 1.0})
+    with pytest.raises(dh.FormulationError, match="is not finite at any of the values"):
+        m.build()
+
+
+def test_a_large_singular_block_that_varies_is_refused() -> None:
+    """Forty nodes in a chain of nonlinear capacitors."""
+    m, n = dh.HybridModel("chain"), 40
+    u = m.differential("u", size=n)
+    mass = ca.MX(n, n)
+    for i in range(n - 1):
+        slope = 1 + (u[i] - u[i + 1]) ** 2
+        mass[i : i + 2, i : i + 2] += slope * ca.DM([[1, -1], [-1, 1]])
+    m.initial(m.mode("run", mass=mass, rhs=-u), {u: 0.0})
+    with pytest.raises(dh.FormulationError, match="40 rows of the mass matrix are coupled, singular and not constant"):
+        m.build()
+
+
 def test_a_matrix_that_becomes_singular_ends_the_run() -> None:
     m = dh.HybridModel("singular")
     x = m.differential("x")
