@@ -169,6 +169,11 @@ def _reduce(found: MassStructure, entries: _Entries, rows: list[int], columns: l
     if is_regular and (is_moving or len(rows) > (MAX_INVERTED if is_constant else MAX_INVERTED_SYMBOLS)):
         found.implicit.extend({i: 1.0} for i in rows)
         return True
+    dependencies = _constant_dependencies(samples) if is_moving else None
+    if dependencies is not None:
+        found.implicit.extend({i: 1.0} for k, i in enumerate(rows) if k not in dependencies)
+        found.algebraic.extend({rows[k]: float(w) for k, w in enumerate(row) if w} for row in dependencies.values())
+        return True
     if not is_constant and len(rows) > MAX_SINGULAR_SYMBOLS:
         return False
     echelon = _Echelon(values, samples, is_smooth=entries.smooth)
@@ -184,6 +189,27 @@ def _reduce(found: MassStructure, entries: _Entries, rows: list[int], columns: l
             others = {columns[j]: w for j, w in enumerate(echelon.values[k]) if j != pivot and not _is_zero(w)}
             found.states.append(({columns[pivot]: 1.0} | others, weights))
     return True
+
+
+def _constant_dependencies(samples: Array) -> dict[int, Array] | None:
+    """Combinations of rows that vanish at all samples, by a row that each has alone, with the factor 1; None if others.
+
+    In a circuit they are sums of currents.
+    """
+    n = samples.shape[1]
+    together = np.hstack([sample / np.abs(sample).max() for sample in samples])
+    left, values, _ = np.linalg.svd(together)
+    rank = int(np.count_nonzero(values > CANCELLATION * n * values[0]))
+    if rank != _rank(samples):
+        return None
+    echelon = _Echelon(left[:, rank:].T, left[:, rank:].T[None], is_smooth=False)
+    echelon.reduce(divide=True)
+    found = np.round(np.array(echelon.values, dtype=float), 12)
+    vanish = np.abs(found @ samples) <= CANCELLATION * (np.abs(found) @ np.abs(samples))
+    alone = found[:, list(echelon.pivots.values())]
+    if len(echelon.pivots) < len(found) or not np.all(vanish) or np.any(np.count_nonzero(alone, axis=0) != 1):
+        return None
+    return {column: found[k] for k, column in echelon.pivots.items() if found[k, column] == 1.0}
 
 
 def _rank(samples: Array) -> int:

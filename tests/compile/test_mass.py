@@ -349,17 +349,47 @@ def test_a_matrix_that_is_never_finite_is_refused() -> None:
         m.build()
 
 
-def test_a_large_singular_block_that_varies_is_refused() -> None:
-    """Forty nodes in a chain of nonlinear capacitors."""
-    m, n = dh.HybridModel("chain"), 40
-    u = m.differential("u", size=n)
+def chain(n: int, *, scaled: bool = False) -> dh.HybridModel:
+    """Nonlinear capacitors between n nodes in a chain; `scaled`: rows with factors that depend on the state."""
+    m = dh.HybridModel("chain")
+    g, u = m.parameter("g", 0.5), m.differential("u", size=n)
     mass = ca.MX(n, n)
     for i in range(n - 1):
-        slope = 1 + (u[i] - u[i + 1]) ** 2
-        mass[i : i + 2, i : i + 2] += slope * ca.DM([[1, -1], [-1, 1]])
-    m.initial(m.mode("run", mass=mass, rhs=-u), {u: 0.0})
+        mass[i : i + 2, i : i + 2] += (1 + (u[i] - u[i + 1]) ** 2) * ca.DM([[1, -1], [-1, 1]])
+    rhs = ca.vertcat(ca.cos(m.time) - u[0], -g * u[1:])
+    rows = 1 + 0.1 * u**2 if scaled else ca.MX.ones(n)
+    run = m.mode("run", mass=ca.mtimes(ca.diag(rows), mass), rhs=rows * rhs)
+    m.initial(run, {u: np.eye(n)[0]})
+    m.functional("G", integrand=u[n - 1], terminal=u[0])
+    return m
+
+
+def charges(n: int) -> dh.HybridModel:
+    """The same chain by the voltages of its capacitors."""
+    m = dh.HybridModel("charges")
+    g, w, z = m.parameter("g", 0.5), m.differential("w", size=n - 1), m.algebraic("z")
+    u: list[Any] = [z]
+    for i in range(n - 2, -1, -1):
+        u.insert(0, u[0] + w[i])
+    currents = [ca.cos(m.time) - u[0], *(-g * part for part in u[1:])]
+    rates = [sum(currents[: i + 1]) / (1 + w[i] ** 2) for i in range(n - 1)]
+    m.initial(m.mode("run", ode={w: rates}, algebraic=[sum(currents)]), {w: np.eye(n - 1)[0]})
+    m.functional("G", integrand=u[n - 1], terminal=u[0])
+    return m
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_chain_of_nonlinear_capacitors(scaled: bool) -> None:
+    """The sum of the currents is the equation without rates, with constant factors or with those of the rows."""
+    found = dh.adjoint_gradient(chain(5, scaled=scaled).build(), (0, 1), "G", **TIGHT)
+    other = dh.adjoint_gradient(charges(5).build(), (0, 1), "G", **TIGHT)
+    assert np.isclose(found.value, other.value, rtol=1e-7)
+    assert np.allclose(found.gradient, other.gradient, rtol=1e-5)
+
+
+def test_a_large_singular_block_with_dependencies_that_vary_is_refused() -> None:
     with pytest.raises(dh.FormulationError, match="40 rows of the mass matrix are coupled, singular and not constant"):
-        m.build()
+        chain(40, scaled=True).build()
 
 
 def test_a_matrix_that_becomes_singular_ends_the_run() -> None:
