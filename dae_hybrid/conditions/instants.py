@@ -269,17 +269,16 @@ class RunInspector:
         found = [firing for firing in self.near(self.after(event)) if firing.transition.index != self.trigger(event)]
         mode, t, *_ = self.after(event)
         if event.source != event.target:
-            return found + self._times_near(mode, t)
+            return found + self._times_near(mode, t, event)
         left_alone = self.untouched([event], Conditions(strict=False)) if found else set()
         return [firing for firing in found if firing.transition.index not in left_alone]
 
-    def _times_near(self, mode: ModeSystem, t: float) -> list[Firing]:
+    def _times_near(self, mode: ModeSystem, t: float, event: EventRecord) -> list[Firing]:
         """Return other time events that coincide with a mode's entry by an event to the accuracy of the run.
 
         The events of the instant use up the ticks of their clocks.
         """
-        found, slack = [], self.slack(t)
-        used = self._ticks_at(t, slack)
+        found, slack, used = [], self.slack(t), self._ticks_until(event)
         for transition in self.schedule.periodic(mode):
             first, period = self.schedule.ticks(transition)
             count = round((t - first) / period) + 1
@@ -289,11 +288,12 @@ class RunInspector:
         once = (transition for _, transition in self.schedule.once(mode, t - slack, t + slack))
         return found + [Firing(transition) for transition in once if (transition.key, 0) not in used]
 
-    def _ticks_at(self, t: float, slack: float) -> set[tuple[int | str, int]]:
-        """Return clocks and counts of the ticks, and keys of the times, that have fired at an instant."""
-        first, last = np.searchsorted(self._times, t - slack), np.searchsorted(self._times, t + slack, side="right")
-        events = self.run.events[int(first) : int(last)]
-        own = ((self.system.transitions[event.index], event.count) for event in events)
+    def _ticks_until(self, event: EventRecord) -> set[tuple[int | str, int]]:
+        """Return clocks and counts of the ticks, and keys of the times, that an instant has used up with an event."""
+        first = int(np.searchsorted(self._times, event.time - self.slack(event.time)))
+        last = int(np.searchsorted(self._times, event.time, side="right"))
+        events = (e for e in self.run.events[first:last] if self.is_rounding(e.time, event.time))
+        own = ((self.system.transitions[e.index], e.count) for e in events if e.order <= event.order)
         return {(transition.clock or transition.key, count) for transition, count in own}
 
     def due(self, point: Point) -> list[Firing]:
