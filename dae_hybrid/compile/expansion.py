@@ -158,6 +158,17 @@ class _Expansion:
             return [transition]
         value = transition.trigger.expression
         if transition.trigger.is_timed:
+            kinds = ("parameter", "memory")
+            known = {d.symbol.__hash__() for kind in kinds for d in self.model.of_kind(kind) if d.signal is None}
+            if wrong := [s.name() for s in ca.symvar(value) if s.__hash__() not in known]:
+                raise ModelError(
+                    f"at= of transition '{transition.statement or transition.name}' uses {', '.join(wrong)}; it may "
+                    "depend on parameters and memory only.",
+                    transition=transition.statement or transition.name,
+                    variables=wrong,
+                    remedy="Keep the value of a variable at the last event in memory, m.memory(of=...); for a "
+                    "condition on variables use guard=.",
+                )
             return [replace(transition, trigger=StateTrigger(self.model.time - value), direction=1)]
         if transition.refusal:
             return [replace(transition, jumps=True)]

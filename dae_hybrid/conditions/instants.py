@@ -282,7 +282,7 @@ class RunInspector:
         for transition in self.schedule.periodic(mode):
             first, period = self.schedule.ticks(transition)
             count = round((t - first) / period) + 1
-            is_used = (transition.clock, count) in used
+            is_used = (transition.shared or transition.clock, count) in used
             if count > 0 and not is_used and abs(self.schedule.time(transition, count) - t) <= slack:
                 found.append(Firing(transition, count=count))
         once = (transition for _, transition in self.schedule.once(mode, t - slack, t + slack))
@@ -290,11 +290,17 @@ class RunInspector:
 
     def _ticks_until(self, event: EventRecord) -> set[tuple[int | str, int]]:
         """Return clocks and counts of the ticks, and keys of the times, that an instant has used up with an event."""
+        own = [(self.system.transitions[e.index], e.count) for e in (*self.earlier(event), event)]
+        return {(key, count) for transition, count in own for key in (transition.clock, transition.key) if key != ""}
+
+    def earlier(self, event: EventRecord) -> list[EventRecord]:
+        """Return the events of the instant of an event before it."""
+        if not event.order:
+            return []
         first = int(np.searchsorted(self._times, event.time - self.slack(event.time)))
         last = int(np.searchsorted(self._times, event.time, side="right"))
-        events = (e for e in self.run.events[first:last] if self.is_rounding(e.time, event.time))
-        own = ((self.system.transitions[e.index], e.count) for e in events if e.order <= event.order)
-        return {(transition.clock or transition.key, count) for transition, count in own}
+        events = self.run.events[first:last]
+        return [e for e in events if self.is_rounding(e.time, event.time) and e.order < event.order]
 
     def due(self, point: Point) -> list[Firing]:
         """Return the transitions that are due at a point of a mode that stays active."""

@@ -129,7 +129,8 @@ class TangentComparison:
         `tau` is the derivative of the time of the point, `past` are the events of the instant before it.
         """
         try:
-            outcome = replay(inspector, point, firing, armed=False, sides=inspector.sides_after(past, firing))
+            sides = inspector.sides_after(past, firing)
+            outcome = replay(inspector, point, firing, armed=False, sides=sides, past=past)
             fired = self.after(outcome, point[1], state, tau)
         except DaeHybridError as error:
             return f"there is an error ({error.message})"
@@ -150,8 +151,9 @@ class TangentComparison:
         point = inspector.before(event)
         try:
             armed, scale, earlier = not inspector.is_first([event]), event.rate_scale, event.earlier
+            past = inspector.earlier(event)
             outcomes = [
-                replay(inspector, point, first, scale, armed=armed, earlier=earlier, sides=sides)
+                replay(inspector, point, first, scale, armed=armed, earlier=earlier, sides=sides, past=past)
                 for first, sides in ways
             ]
             one, two = (self.after(outcome, event.time, before) for outcome in outcomes)
@@ -172,17 +174,20 @@ class TangentComparison:
 
 def replay(
     inspector: RunInspector, point: Point, begin: Firing, rate_scale: float = 0.0, *, armed: bool,
-    earlier: EventRecord | None = None, sides: Sides = NOWHERE,
+    earlier: EventRecord | None = None, sides: Sides = NOWHERE, past: Sequence[EventRecord] = (),
 ) -> Outcome:  # fmt: skip
     """Repeat an instant from a point with a given first transition; `armed` says that the mode was active before.
 
-    `sides` are the assumed sides of zero of guards at the point, by transition.
+    `sides` are the assumed sides of zero of guards at the point, by transition; `past` are the events before it.
     """
     system, p, options = inspector.system, inspector.p, inspector.run.options
     mode, t, x, m = point
     rules, at = inspector.event_logic(t), StatePoint(x, m, *inspector.entry(*point))
     if begin.guard and begin.rate:
         rules.slack = max(rules.slack, INSTANT_FACTOR * abs(begin.guard / begin.rate))
+    for event in past:
+        if (transition := system.transitions[event.index]).trigger.is_timed:
+            rules.note_time(transition, event.count)
     records: list[EventRecord] = []
     costs, firing, left = np.zeros(system.functionals.size), begin, False
     if armed:

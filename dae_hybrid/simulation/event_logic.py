@@ -109,6 +109,7 @@ class EventLogic:
     counts: dict[int, int] = field(default_factory=dict)  # elapsed periods, by periodic transition
     last_ticks: dict[int, int] = field(default_factory=dict)  # the period in which each fired last
     clock_ticks: dict[str, int] = field(default_factory=dict)  # ticks by clock whose mode has been left since
+    shared_ticks: dict[str, int] = field(default_factory=dict)  # last ticks of statements that several modes share
     fired_once: set[int | str] = field(default_factory=set)  # keys of transitions at a given time that have fired
     past_on_entry: set[tuple[str, str]] = field(default_factory=set)
     accumulation: float | None = None  # limit of accumulating events, once detected
@@ -440,7 +441,9 @@ class EventLogic:
         for transition in self.schedule.periodic(mode):
             index = transition.index
             count = self.counts.get(index, 1)
-            past = max(self.last_ticks.get(index, 0), self.clock_ticks.get(transition.clock, 0))
+            shared = transition.shared
+            used = self.shared_ticks.get(shared, 0) if shared else self.clock_ticks.get(transition.clock, 0)
+            past = max(self.last_ticks.get(index, 0), used)
             time = self.schedule.time(transition, count)
             while time < t - self._instant(t) or count <= past:
                 first, period = self.schedule.ticks(transition)
@@ -464,10 +467,8 @@ class EventLogic:
         index = transition.trigger_index
         self.relations_changed = transition.relation is not None and (self.relations_changed or not firing.follows)
         self.chain.append(transition.index)
-        if transition.trigger.is_periodic:
-            self.last_ticks[index] = self.counts[index]
-        elif transition.trigger.is_timed:
-            self.fired_once.add(transition.key)
+        if transition.trigger.is_timed:
+            self.note_time(transition, self.counts.get(index, 0))
         if transition.target == transition.source:
             self.fired_here[index] = abs(guard) if math.isfinite(guard) else 0.0
             self.due_sides.pop(index, None)
@@ -483,6 +484,15 @@ class EventLogic:
             self.times.append(t)
             self._watch_accumulation(transition, t)
         return order
+
+    def note_time(self, transition: TransitionMap, count: int) -> None:
+        """Note that a time event has fired; `count` is the number of its tick."""
+        if not transition.trigger.is_periodic:
+            self.fired_once.add(transition.key)
+            return
+        self.last_ticks[transition.trigger_index] = count
+        if transition.shared:
+            self.shared_ticks[transition.shared] = count
 
     def _chattering(self, t: float) -> ChatteringError:
         names = [self.system.transitions[i].name for i in self.chain]
@@ -578,13 +588,10 @@ class EventLogic:
         for index, count in table.last_instant:
             transition = self.system.transitions[index]
             self.chain.append(index)
-            own = transition.trigger_index
-            if transition.trigger.is_periodic:
-                self.last_ticks[own] = count
-                if transition.target != transition.source:
-                    self.clock_ticks[transition.clock] = count
-            elif transition.trigger.is_timed:
-                self.fired_once.add(transition.key)
+            if transition.trigger.is_timed:
+                self.note_time(transition, count)
+            if transition.trigger.is_periodic and transition.target != transition.source:
+                self.clock_ticks[transition.clock] = count
 
     def notes(self) -> tuple[str, ...]:
         """Return the notes for `diagnostics`."""

@@ -207,6 +207,8 @@ class Transitions(Symbols):
             raise ModelError(f"Transition '{name}' has values= or persistent= without a delay=.")
         if transition.delay is not None and transition.delay.at_trigger and transition.equations.numel():
             raise ModelError(f"Transition '{name}': values='trigger' needs an explicit reset, a mapping.")
+        if transition.delay is not None and transition.delay.at_trigger:
+            self._refuse_after(transition)
         if (
             end is None
             and not stays
@@ -256,6 +258,21 @@ class Transitions(Symbols):
         stated = self.transition(where, None, guard=quantity, direction="falling", on_entry="error", name=name)
         self.transitions[name] = replace(stated, refusal=str(reason))
         return self.transitions[name]
+
+    def _refuse_after(self, transition: Transition) -> None:
+        """Refuse values at the trigger that do not exist before the execution."""
+        values = ca.veccat(ca.MX(0, 1), *transition.reset.values(), *transition.memory.values())
+        used = {s.__hash__() for s in ca.symvar(values)}
+        late = [f"post({name})" for name, symbol in self.posts.items() if symbol.__hash__() in used]
+        late += [d.name for d in self.of_kind("unknown") if d.symbol.__hash__() in used]
+        if late:
+            raise ModelError(
+                f"Transition '{transition.name}' has values='trigger' and uses {', '.join(late)}, which exist only "
+                "when it is carried out.",
+                transition=transition.name,
+                variables=late,
+                remedy="Write the value after the transition in terms of values before it, or use values='execution'.",
+            )
 
     def _sources(self, source: Any) -> tuple[Mode, ...]:
         """The source modes, none for all."""

@@ -132,11 +132,22 @@ class TransitionMap:
 
     def holds(self, t: float, x: Array, m: Array, p: Array) -> bool:
         """Whether its condition holds."""
-        return self.otherwise < 0 or bool(self.kernels["when"](t, x, m, p)[0][0])
+        return self.otherwise < 0 or bool(self._finite("when", t, x, m, p))
 
     def priority(self, t: float, x: Array, m: Array, p: Array) -> float:
         """Its priority among the transitions of an instant."""
-        return float(self.kernels["priority"](t, x, m, p)[0][0]) if "priority" in self.kernels else 0.0
+        return self._finite("priority", t, x, m, p) if "priority" in self.kernels else 0.0
+
+    def _finite(self, kernel: str, t: float, x: Array, m: Array, p: Array) -> float:
+        value = float(self.kernels[kernel](t, x, m, p)[0][0])
+        if not math.isfinite(value):
+            raise NonFiniteError(
+                f"{kernel}= of the transition is NaN or infinite where it is due.",
+                transition=self.statement or self.name,
+                time=t,
+                remedy=f"Check its expression for {SUSPECTS}.",
+            )
+        return value
 
     @property
     def refuses(self) -> bool:

@@ -360,3 +360,51 @@ def test_memory_crosses_in_both_directions() -> None:
         m.transition("run", "run", at=time, memory={level: value}, name=f"write {time}")
     m.transition("run", "run", guard=level - 0.5, reset={q: q + 1}, name="cross")
     assert dh.simulate(m.build(native=False), (0, 2)).functionals["G"] == 4
+
+
+@pytest.mark.parametrize("first", ["update", "transition"])
+def test_an_update_is_carried_out_where_its_tick_leaves_the_mode(first: str) -> None:
+    m = dh.HybridModel("leaving")
+    x, n = m.differential("x"), m.discrete("n", initial=0.0)
+    off, on = m.mode("off", ode={x: 1}), m.mode("on", ode={x: -1})
+    clock = m.clock(0.1)
+    if first == "update":
+        m.update(clock, {n: n + 1})
+    m.transition(off, on, every=clock, name="go")
+    m.transition(on, off, at=[0.05, 0.15, 0.25], name="back")
+    if first == "transition":
+        m.update(clock, {n: n + 1})
+    m.initial(off, {x: 0.0})
+    m.functional("n", terminal=n)
+    for native in (True, False):
+        assert dh.simulate(m.build(), (0, 0.95), native_events=native).functionals["n"] == 10
+
+
+def test_values_after_a_delayed_transition_are_not_those_of_the_trigger() -> None:
+    m = ramp()
+    x, _ = symbols(m)
+    r = m.memory("r", initial=0.0)
+    with pytest.raises(dh.ModelError, match=r"uses post\(x\)"):
+        m.transition(
+            "run", "run", guard=x > 1, delay=0.1, values="trigger", reset={x: 2 * x}, memory={r: m.post(x)}, name="late"
+        )
+
+
+def test_a_time_of_memory_does_not_follow_the_state() -> None:
+    m = ramp()
+    x, _ = symbols(m)
+    due = m.memory("due", initial=0.5)
+    m.transition("run", "run", at=due + 0.5 * x, name="late")
+    with pytest.raises(dh.ModelError, match="uses x; it may depend on parameters and memory only"):
+        m.build(native=False)
+
+
+@pytest.mark.parametrize("words", [{"when": ca.sqrt}, {"priority": ca.sqrt}])
+def test_conditions_that_are_no_numbers_are_refused(words: dict[str, Any]) -> None:
+    m = ramp()
+    x, _ = symbols(m)
+    m.transition("run", "run", at=1.0, name="a", **{key: make(x - 5) for key, make in words.items()})
+    m.transition("run", "run", at=1.0, name="b")
+    for native in (True, False):
+        with pytest.raises(dh.NonFiniteError, match="is NaN or infinite"):
+            dh.simulate(m.build(), (0, 2), native_events=native)

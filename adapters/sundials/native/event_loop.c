@@ -107,7 +107,7 @@ static int no_other_alarm(const event_loop *m, double t, const link *own) {
   for (i = after->next; i < after->n && after->times[i] - t <= near; i++) {
     const link *other = &to->links[after->links[i]];
     const double away = fabs(after->times[i] - t);
-    if (away == 0 && own->clock >= 0 && other->clock == own->clock) continue;
+    if (away == 0 && own->clock >= 0 && other->clock == own->clock && (other->shared < 0 || other->shared == own->shared)) continue;
     if (away <= instant && !other->measures) return 0;
     if (own->clock < 0 || !follows(m, own, other, away, instant)) return 0;
   }
@@ -357,7 +357,8 @@ static const link *decide(event_loop *m, const mode_tables *from, double t) {
   double holds = 0, *res[1] = {&holds};
   m->clock[1] = 0;
   if (call(m, l->permit, l->numbers, t, c->api->array(from->run->x), c->memory, res, 1)) return 0;
-  if (!(holds != 0)) m->exit = l->otherwise;
+  if (!isfinite(holds)) return 0;
+  if (holds == 0) m->exit = l->otherwise;
   return &from->links[m->exit];
 }
 
