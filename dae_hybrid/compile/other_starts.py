@@ -74,8 +74,8 @@ def with_parameters(
     Parameters
     ----------
     names : mapping of str to sequence of int
-        Variables and memories, with the entries whose value in the model is replaced; the parameter is added to the
-        others.
+        Variables and memories, with the entries whose value in the model is replaced. Where the value of another entry
+        depends on parameters (`shifted_entries`), the parameter is added to it.
     given : sequence of str
         Further variables and memories whose values are given by `with_values`.
     """
@@ -95,16 +95,39 @@ def with_parameters(
             parameter, "parameter", declared.size, symbol, nominal, unit=declared.unit,
             description=f"initial value of {name}",
         )  # fmt: skip
-        kept = np.ones(declared.size)
-        kept[list(replaced)] = 0.0
+        own = stated_value(model, name)
+        shifted = set(shifted_entries(model, name)) - set(replaced)
+        nominal[:] = _numbers(own)
+        nominal[list(shifted)] = 0.0
+        kept = np.array([float(i in shifted) for i in range(declared.size)])
         if declared.kind == "memory":
-            own = declared.initial if declared.initial is not None else ca.MX.zeros(declared.size)
             model.declarations[name] = replace(declared, initial=_added(own, kept, symbol))
         else:
-            values[name] = _added(values[name], kept, symbol)
+            values[name] = _added(own, kept, symbol)
     model.start = replace(start, values=values)
     built = model.build(**(origin.options | {"native": origin.options["native"] is not False}))
     return replace(built, hidden_blocks=len(names))
+
+
+def stated_value(model: HybridModel, name: str) -> ca.MX:
+    """The initial value of a variable or a memory in the model, zero if it has none."""
+    declared, start = model.declarations[name], model.start
+    given = declared.initial if declared.kind == "memory" else None if start is None else start.values.get(name)
+    return ca.MX.zeros(declared.size) if given is None else ca.MX(given)
+
+
+def shifted_entries(model: HybridModel, name: str) -> list[int]:
+    """The entries of an initial value that depend on parameters."""
+    value = stated_value(model, name)
+    symbols = ca.symvar(value)
+    return sorted(set(ca.jacobian_sparsity(value, ca.veccat(*symbols)).row())) if symbols else []
+
+
+def _numbers(value: ca.MX) -> np.ndarray:
+    """The entries of a value that depend on nothing; the others are undefined."""
+    symbols = ca.symvar(value)
+    (found,) = ca.Function("value", symbols, [value]).call([ca.DM.zeros(s.shape) for s in symbols])
+    return np.nan_to_num(np.array(found).ravel())
 
 
 def _added(stated: ca.MX, kept: np.ndarray, symbol: ca.MX) -> ca.MX:

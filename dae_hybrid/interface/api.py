@@ -15,7 +15,7 @@ from dae_hybrid.errors import OptionError
 from dae_hybrid.interface.parameter_sets import ParameterTable
 from dae_hybrid.interface.peaks import decide_peaks, places_moved, simulated
 from dae_hybrid.interface.runs import Parameters, RunBuilder
-from dae_hybrid.interface.starts import started
+from dae_hybrid.interface.starts import for_call
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Keep, LinearSolver, OnZeno, Preconditioner, SensitivityMethod, Simultaneous, check_keep
 from dae_hybrid.port.native_plan import MemoryBound
@@ -120,7 +120,7 @@ def simulate(
     >>> len(sol.events), round(sol.functionals["G"], 5)
     (19, 0.04994)
     """
-    system = started(system, x0=x0, start_mode=start_mode)
+    system = for_call(system, x0, start_mode)
     return simulated(RunBuilder(system, t_span, parameters, t_eval, adapter, options, keep=keep))
 
 
@@ -189,7 +189,7 @@ def forward_sensitivity(
     (array([-2.311953]), array([0.315708]))
     """
     check_keep(keep, t_eval)
-    system = started(system, x0=x0, start_mode=start_mode, wrt=wrt)
+    system = for_call(system, x0, start_mode, wrt)
     setup = RunBuilder(system, t_span, parameters, t_eval, adapter, options, "forward")
     allowed, conditions = setup.allowed(duality), setup.conditions(strict=strict)
     decide_peaks(setup)
@@ -293,7 +293,7 @@ def adjoint_gradient(
     array([-2.311953])
     """
     check_keep(keep, t_eval)
-    system = started(system, x0=x0, start_mode=start_mode, wrt=wrt)
+    system = for_call(system, x0, start_mode, wrt)
     setup = RunBuilder(system, t_span, parameters, t_eval, adapter, options, "adjoint")
     if algorithm not in ("general", "serban-recuero"):
         raise OptionError(f"algorithm must be 'general' or 'serban-recuero', got {algorithm!r}.")

@@ -14,7 +14,7 @@ from dae_hybrid.errors import AssumptionError, DaeHybridError, OptionError
 from dae_hybrid.interface.api import RunOptions, adjoint_gradient, forward_sensitivity, simulate
 from dae_hybrid.interface.parameter_sets import ParameterTable
 from dae_hybrid.interface.registry import for_call
-from dae_hybrid.interface.starts import started
+from dae_hybrid.interface.starts import for_call as start_for_call
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Options
@@ -139,7 +139,7 @@ def check_gradient(
     >>> check.difference("forward", "adjoint") < 1e-7
     True
     """
-    system = started(system, x0=x0, start_mode=start_mode, wrt=wrt)
+    system = start_for_call(system, x0, start_mode, wrt)
     system = for_call(system, adapter, options)  # one engine for all runs of the differences
     relative = _relative_step(step, options)
     name = system.functional_name(functional)

@@ -15,7 +15,7 @@ from dae_hybrid.interface.crews import judge_growth, take_over
 from dae_hybrid.interface.parameter_sets import ParameterTable
 from dae_hybrid.interface.prepared_case import CheckedCall, Single, check_analysis, trajectory_of
 from dae_hybrid.interface.runs import Parameters
-from dae_hybrid.interface.starts import started
+from dae_hybrid.interface.starts import for_call
 from dae_hybrid.numerics.arrays import Array, scalar
 from dae_hybrid.port.native_batch import DONE, Crew, Outcomes
 from dae_hybrid.statement.declarations import Mode
@@ -72,7 +72,7 @@ def prepare(
     (20.0291, array([-2.312]), 3)
     """
     check_built(system)
-    system = started(system, x0=x0, start_mode=start_mode, wrt=wrt)
+    system = for_call(system, x0, start_mode, wrt)
     analysis = check_analysis("derivatives", derivatives, "None, 'forward' or 'adjoint'")
 
     case = partial(CheckedCall, system, t_span, functional, analysis, wrt, t_eval, adapter, strict, duality, options)

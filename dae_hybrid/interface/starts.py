@@ -19,7 +19,7 @@ import numpy as np
 
 from dae_hybrid.codegen.kernels import NativeFunction, compile_functions
 from dae_hybrid.compile.origin import Origin
-from dae_hybrid.compile.other_starts import initial_mode, with_parameters, with_values
+from dae_hybrid.compile.other_starts import initial_mode, shifted_entries, with_parameters, with_values
 from dae_hybrid.errors import ParameterError, UnsupportedError
 from dae_hybrid.interface.parameter_sets import ParameterTable, as_columns, read_table, side_by_side
 from dae_hybrid.layout import IDLE, Layout
@@ -60,7 +60,8 @@ def started(
         Initial mode. The values that the model states hold for the variables that this mode has; `x0` gives the others.
     wrt : str or names, optional
         Initial values ``"x(0)"``, or entries ``"v(0)[2]"``, that become parameters of the result, after those of the
-        model: functions differentiate by them if `wrt` names them. Other names are ignored.
+        model: functions differentiate by them if `wrt` names them. Values of the model that depend on parameters must
+        be replaced by `x0`. Other names are ignored.
 
     Returns
     -------
@@ -90,16 +91,31 @@ def started(
     if not _changes(x0, start_mode, wrt):
         return system
     choice = StartChoice.of(system, x0, start_mode, wrt)
+    choice.refuse_shifts()
+    return choice.system_at(choice.single(x0))
+
+
+def for_call(
+    system: HybridSystem, x0: ParameterTable, start_mode: Mode | str | None, wrt: object = None
+) -> HybridSystem:
+    """Return the system of a call that differentiates by `wrt`, at the values of the model or of `x0`.
+
+    Where the model's initial value depends on parameters, the derivative is that by a shift of it.
+    """
+    if not _changes(x0, start_mode, wrt):
+        return system
+    choice = StartChoice.of(system, x0, start_mode, wrt)
     return choice.system_at(choice.single(x0))
 
 
 def parted(
     system: HybridSystem, x0: ParameterTable, start_mode: Mode | str | None, wrt: object
 ) -> tuple[HybridSystem, Mapping[str, Array] | None]:
-    """Return a system with the parameters by which a call differentiates, and what remains of `x0`."""
+    """Return a system with the parameters by which a function differentiates, and what remains of `x0`."""
     if not _changes(x0, start_mode, wrt):
         return system, None
     choice = StartChoice.of(system, x0, start_mode, wrt)
+    choice.refuse_shifts()
     values = choice.single(x0)
     return choice.base_at(values), choice.rest(values)
 
@@ -160,6 +176,14 @@ class StartChoice:
         legal, stated = _legal(base, mode), _stated(base, mode)
         layout = _chosen(base, mode, legal, stated, x0)
         entries = _entries(legal, layout)
+        hidden = [name for name, _ in base.parameters.blocks[len(base.parameters.blocks) - base.hidden_blocks :]]
+        twice = [name for name in entries if f"{name}(0)" in hidden]
+        if twice:
+            raise ParameterError(
+                f"x0 gives {', '.join(twice)}, whose initial value is a parameter of this system.",
+                variables=twice,
+                remedy=f"Give it as parameter '{twice[0]}(0)'.",
+            )
         named = _differentiated(base, legal, wrt)
         loose = [name for name in named if name not in stated and len(entries.get(name, ())) < _size(legal, name)]
         if loose:
@@ -193,6 +217,29 @@ class StartChoice:
             original, base.modes[mode].name, tuple(f"{name}(0)" for name in named), base, own, layout, starts,
             tuple(numbers), tuple(parameters),
         )  # fmt: skip
+
+    def refuse_shifts(self) -> None:
+        """Refuse initial values as parameters where they would be shifts of values that depend on others.
+
+        Raises
+        ------
+        ParameterError
+            The model's value depends on parameters, and `x0` does not replace it.
+        """
+        if self.base is self.original:
+            return
+        given = {label for label in self.layout.labels()}
+        model, found = _origin(self.original).model, []
+        for name in (own.removesuffix("(0)") for own in self.wrt):
+            size = model.declarations[name].size
+            labels = [name] if size == 1 else [f"{name}[{i}]" for i in range(size)]
+            found += [labels[i] for i in shifted_entries(model, name) if labels[i] not in given]
+        if found:
+            raise ParameterError(
+                f"wrt: the model's initial value of {', '.join(found)} depends on parameters.",
+                variables=found,
+                remedy="Give the value by x0=, which replaces it.",
+            )
 
     def read(self, x0: ParameterTable) -> Array:
         """Return a table of given values as rows, (N, n)."""
@@ -288,7 +335,7 @@ class _OriginAtStart(Origin):
 
 def _started_again(system: HybridSystem, values: Mapping[str, Array], mode: str, wrt: tuple[str, ...]) -> HybridSystem:
     """Restore the system of a pickle."""
-    return started(system, x0=values or None, start_mode=mode, wrt=wrt)
+    return for_call(system, values or None, mode, wrt)
 
 
 def as_built(system: HybridSystem) -> tuple[HybridSystem, tuple[str, ...]]:

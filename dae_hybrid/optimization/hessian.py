@@ -16,7 +16,7 @@ from dae_hybrid.interface.batch import Batch, batch
 from dae_hybrid.interface.parameter_sets import ParameterTable
 from dae_hybrid.interface.prepared_case import trajectory_of
 from dae_hybrid.interface.runs import Parameters
-from dae_hybrid.interface.starts import started
+from dae_hybrid.interface.starts import for_call
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.optimization.changes import tolerances
@@ -189,7 +189,7 @@ def hessian(
     >>> found.matrix.shape, found.asymmetry < 1e-4, bool((found.error < 1e-4 * abs(found.matrix).max()).all())
     ((2, 2), True, True)
     """
-    system = started(system, x0=x0, start_mode=start_mode, wrt=wrt)
+    system = for_call(system, x0, start_mode, wrt)
     p, indices = system.parameter_vector(parameters), system.parameter_indices(wrt)
     name = system.functional_name(functional)
     labels = tuple(system.parameters.labels()[i] for i in indices)

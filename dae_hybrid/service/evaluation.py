@@ -15,7 +15,7 @@ from dae_hybrid.ensembles.worker import cancellation_of
 from dae_hybrid.errors import DaeHybridError, OptionError, ParameterError
 from dae_hybrid.interface.api import adjoint_gradient, forward_sensitivity, simulate
 from dae_hybrid.interface.gradient_check import check_gradient
-from dae_hybrid.interface.starts import started
+from dae_hybrid.interface.starts import for_call
 from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.records import EventRecord
@@ -164,9 +164,8 @@ def arguments_of(
         if points > limits.max_outputs:
             raise at_path(OptionError(f"points must be at most {limits.max_outputs}, got {points}."), "/points")
         options["t_eval"] = np.linspace(span[0], span[1], points)
-    system = started(
-        model.system, x0=options.pop("x0", None), start_mode=options.pop("start_mode", None), wrt=options.get("wrt")
-    )
+    start = options.pop("x0", None), options.pop("start_mode", None)
+    system = for_call(model.system, *start, options.get("wrt"))
     return system, span, options
 
 

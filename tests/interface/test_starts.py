@@ -211,14 +211,31 @@ def test_second_derivatives_lines_and_optima() -> None:
     system, decay = m.build(), np.exp(-0.7)
     second = dh.hessian(system, (0, 1), x0={"x": 3.0}, wrt=["x(0)"], **TIGHT)
     assert second.matrix[0, 0] == pytest.approx(2 * decay**2, rel=1e-6)
-    line = dh.scan(system, (0, 1), x0={"x": 0.0}, along="x(0)", values=[1.0, 2.0, 3.0], **TIGHT)
+    line = dh.scan(system, (0, 1), along="x(0)", values=[1.0, 2.0, 3.0], **TIGHT)
     at = np.array([1.0, 2.0, 3.0])
     np.testing.assert_allclose(line.derivatives, 2 * decay * (at * decay - 1), rtol=1e-7)
-    problem = dh.OptimizationProblem(dh.started(system, x0={"x": 3.0}, wrt="x(0)"), (0, 1), "G", wrt="x(0)", **TIGHT)
+    problem = dh.OptimizationProblem(system, (0, 1), "G", wrt="x(0)", **TIGHT)
+    assert problem.x0 == [2.0]
     assert problem.minimize("BFGS").parameters["x(0)"] == pytest.approx(1 / decay, rel=1e-5)
     rest = dh.started(system, x0={"x": 0.0})
+    estimate = dh.fit(dh.started(system, wrt="x(0)"), dh.Experiment({"x": 3 * np.exp(-0.5 * at)}, at), ["k", "x(0)"])
+    np.testing.assert_allclose(estimate.estimates, [0.5, 3.0], rtol=1e-5)
     sample = dh.monte_carlo(rest, (0, 1), dh.Inputs(rest, {"k": stats.uniform(0.6, 0.2)}), 16)
     np.testing.assert_allclose(sample.values, 1.0)
+
+
+def test_a_parameter_is_a_value_and_no_shift(system: dh.HybridSystem) -> None:
+    """Of a value that depends on parameters there is a derivative by a shift, and no parameter."""
+    own = dh.started(system, wrt=["v(0)", "w(0)"], x0={"w[0]": 2.0})
+    assert own.nominal.tolist() == [9.81, 0.8, 1.0, 0.0, 2.0, 1.0, 2.0]
+    assert dh.simulate(own, (0, 1), parameters={"v(0)": 0.3})["v"][0] == 0.3
+    for wrt in ("y(0)", "w(0)"):
+        with pytest.raises(dh.ParameterError, match=r"the model's initial value of (y|w\[0\]) depends on parameters"):
+            dh.started(system, wrt=wrt)
+    with pytest.raises(dh.ParameterError, match="depends on parameters"):
+        dh.scan(system, (0, 1), "G", along="y(0)", values=[1.0, 2.0])
+    with pytest.raises(dh.ParameterError, match="whose initial value is a parameter"):
+        dh.simulate(own, (0, 1), x0={"v": 1.0})
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------
