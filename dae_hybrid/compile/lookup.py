@@ -101,7 +101,11 @@ class _Tables:
             at_events=tuple((name, self._at(value)) for name, value in f.at_events),
             series=tuple(replace(series, value=self._at(series.value)) for series in f.series),
             peaks=tuple(
-                replace(peak, parts=tuple(map(self._at, peak.parts)), watched=self._at(peak.watched))
+                replace(
+                    peak,
+                    parts=tuple(map(self._at, peak.parts)),
+                    watched=self._flows([peak.watched], "", events=True)[0],
+                )
                 for peak in f.peaks
             ),
         )

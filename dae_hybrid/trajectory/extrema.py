@@ -25,6 +25,8 @@ MAX_STILL = 2
 MAX_RIVALS = 6
 #: stationary points closer than this multiple of the time in which the value changes by its accuracy are one
 SAME_POINT = 4.0
+#: the rate at an extremum may be this multiple of its error
+MOVING_ERRORS = 100.0
 #: relative difference below which derivatives on both sides of an event are equal
 SAME_SIDES = 1e-6
 
@@ -159,12 +161,23 @@ class ExtremumFinder(PlaceFinder):
         )
         return bool(max(np.abs(by_w).max(initial=0.0), np.abs(by_p).max(initial=0.0)) <= SAME_SIDES * scale)
 
+    @staticmethod
+    def _gain(point: Point) -> float:
+        """Return by how much the extremum of the parabola at a point exceeds its value."""
+        return point.rate**2 / (2 * abs(point.second)) if point.second else np.inf
+
     def _place(self, component: int, sign: int, point: Point) -> Place:
         """Return the place of an extremum, or of its time."""
         of_time, weight = self.peak.kind in TIMES, float(sign) if "abs" in self.peak.kind else 1.0
         if not point.is_interior:
             return self.at_edge(component, component, point, 0.0 if of_time else weight, 1.0 if of_time else 0.0)
         second, where = point.second, "a stationary point"
+        if abs(point.rate) > MOVING_ERRORS * point.rate_error and self._gain(point) > TIED_TOLERANCES * point.error:
+            self.fail(
+                point.time,
+                f"has its extremum at t = {point.time:.9g} with a rate of {point.rate:.3g}: it has a kink there.",
+                "State the kink by if_else, fmin, fmax or a table, which become events.",
+            )
         is_resolved = point.rate_error <= MAX_TIME_ERROR * self.walk.span * abs(second) and second != 0
         zero = Zero(component, True, second) if is_resolved else None
         if not of_time:

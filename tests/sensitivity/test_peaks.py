@@ -396,6 +396,27 @@ def test_kinks_are_events() -> None:
     np.testing.assert_allclose(found.gradient["one"], found.gradient["two"], atol=1e-8)
 
 
+def test_kinks_of_tables_are_events() -> None:
+    m = dh.HybridModel("table")
+    a, x = m.parameter("a", 1.0), m.differential("x")
+    table = m.table("f", [0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 0.5, 0.0])
+    m.initial(m.mode("only", ode={x: a}), {x: 0.0})
+    m.functional("high", maximum=table(x) * (1 + a))
+    m.functional("when", time_of_maximum=table(x))
+    found = dh.forward_sensitivity(m.build(), (0, 2.5), **OPTIONS)
+    np.testing.assert_allclose([found.trajectory.functionals["high"], *found.gradient["high"]], [2.0, 1.0], rtol=1e-9)
+    np.testing.assert_allclose([found.trajectory.functionals["when"], *found.gradient["when"]], [1.0, -1.0], rtol=1e-9)
+
+
+def test_a_hidden_kink_is_refused() -> None:
+    m = dh.HybridModel("hidden")
+    a, x = m.parameter("a", 1.0), m.differential("x")
+    m.initial(m.mode("only", ode={x: a}), {x: 0.0})
+    m.functional("tip", maximum=-dh.smooth(ca.fabs(x - 1)))
+    with pytest.raises(GrazingError, match="it has a kink there"):
+        dh.adjoint_gradient(m.build(), (0, 2.5), **OPTIONS)
+
+
 @pytest.mark.parametrize("method", ["erk", "bdf"])
 def test_turns_within_steps_are_found(method: str) -> None:
     m = dh.HybridModel("ripple")
