@@ -140,7 +140,7 @@ class Inventory:
                 raise unsupported("a fast reaction is not supported.", f"reaction '{r.getId()}'")
             law = r.getKineticLaw()
             if law is None or not law.isSetMath():
-                continue
+                raise unsupported("it has no kinetic law, and its rate is undefined.", f"reaction '{r.getId()}'")
             own = [*law.getListOfLocalParameters(), *law.getListOfParameters()]
             found = Reaction(r.getId(), r, law.getMath(), {p.getId(): p for p in own})
             for sign, references in ((-1.0, r.getListOfReactants()), (1.0, r.getListOfProducts())):

@@ -256,7 +256,7 @@ class RunValues:
     def quantity(self, name: str, element: str) -> Quantity:
         """Quantity of an id."""
         if name not in self.inventory.quantities:
-            raise unsupported(f"'{name}' has no value: no quantity and no reaction with a kinetic law.", element)
+            raise unsupported(f"'{name}' is neither a quantity nor a reaction.", element)
         return self.inventory.quantities[name]
 
     def lookup(self, name: str, element: str) -> Number:
