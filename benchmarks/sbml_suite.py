@@ -48,6 +48,8 @@ absolute and relative tolerances of its settings. At the time of an event a valu
 table names the cases. Refused: `sbml` or `build` names what has no counterpart ([sbml.md](sbml.md)). Failed: the run
 ended with an error. Wrong: a value differs. A case may have several tags.
 """
+#: heading of the section that sbml_gradients.py writes
+SECTION = "## Gradients"
 OUTCOMES = ("passed", "refused", "wrong", "failed")
 
 
@@ -79,6 +81,14 @@ def header_of(folder: Path) -> tuple[str, tuple[str, ...]]:
     kind = re.search(r"testType:\s*(\S+)", text)
     tags = [re.search(rf"{key}:(.*)", text) for key in ("componentTags", "testTags")]
     return kind.group(1) if kind else "", tuple(tag for found in tags if found for tag in names_in(found.group(1)))
+
+
+def folders_in(checkout: Path) -> list[Path]:
+    """The folders of the time courses."""
+    top = checkout / "cases" / "semantic"
+    top = top if top.is_dir() else checkout
+    folders = [folder for folder in sorted(top.iterdir()) if folder.is_dir() and folder.name.isdigit()]
+    return [folder for folder in folders if header_of(folder)[0] == "TimeCourse"]
 
 
 def expected_in(folder: Path) -> dict[str, np.ndarray]:
@@ -206,11 +216,8 @@ def main() -> int:
     parser.add_argument("--details", type=Path)
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
-    top = given.checkout / "cases" / "semantic"
-    top = top if top.is_dir() else given.checkout
     wanted = names_in(given.only)
-    folders = [f for f in sorted(top.iterdir()) if f.is_dir() and f.name.isdigit() and (f.name in wanted or not wanted)]
-    folders = [f for f in folders if header_of(f)[0] == "TimeCourse"]
+    folders = [f for f in folders_in(given.checkout) if f.name in wanted or not wanted]
     began = time.perf_counter()
     outcomes: list[Outcome] = []
     with ProcessPoolExecutor(given.jobs) as pool, open(given.details or os.devnull, "w") as details:
@@ -221,7 +228,10 @@ def main() -> int:
     print(text)
     print(f"\n{time.perf_counter() - began:.0f} s with {given.jobs} processes")
     if given.write:
-        (Path(__file__).parents[1] / "docs" / "sbml_suite.md").write_text(f"{PAGE}\n{text}\n", encoding="utf-8")
+        page = Path(__file__).parents[1] / "docs" / "sbml_suite.md"
+        _, _, gradients = (page.read_text(encoding="utf-8") if page.exists() else "").partition(SECTION)
+        more = f"\n{SECTION}{gradients}" if gradients else ""
+        page.write_text(f"{PAGE}\n{text}\n{more}", encoding="utf-8")
     return int(any(o.result == "wrong" for o in outcomes))
 
 
