@@ -86,8 +86,8 @@ def main() -> int:
         text = page.read_text(encoding="utf-8").partition(SECTION)[0].rstrip()
         about = (
             f"`python benchmarks/sbml_gradients.py CHECKOUT --every {given.every} --write`: the gradient of the sum of "
-            "all states and memory with respect to all numbers of the document, by forward analysis, adjoint analysis and "
-            "finite differences."
+            "all states and memory with respect to all numbers of the document, by forward analysis, adjoint analysis "
+            "and finite differences."
         )
         page.write_text(f"{text}\n\n{SECTION}\n\n{about}\n\n{table}\n", encoding="utf-8")
     return int(count["all"]["disagree"] > 0)
