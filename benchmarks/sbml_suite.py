@@ -184,7 +184,7 @@ def kind_of(outcome: Outcome) -> str:
     if outcome.result in ("passed", "wrong"):
         return outcome.reason.partition(":")[0] if outcome.result == "passed" else outcome.reason
     reason = re.sub(r"'[^']*'|\"[^\"]*\"", "'...'", outcome.reason)
-    reason = re.sub(r"\S+\.xml:\d+:\d+: ", "", reason)
+    reason = re.sub(r"\S+\.xml:\d+:\d+: ", "", reason).replace("<", "&lt;")
     reason = re.sub(r"^(\w+): [a-z ]+ '...': ", r"\1: ", reason)
     return re.sub(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", "#", reason.partition(" [mode")[0])[:120]
 
