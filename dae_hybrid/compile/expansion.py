@@ -158,8 +158,8 @@ class _Expansion:
             return [transition]
         value = transition.trigger.expression
         if transition.trigger.is_timed:
-            kinds = ("parameter", "memory")
-            known = {d.symbol.__hash__() for kind in kinds for d in self.model.of_kind(kind) if d.signal is None}
+            declared = [*self.model.of_kind("parameter"), *self.model.of_kind("memory")]
+            known = {d.symbol.__hash__() for d in declared if d.signal is None}
             if wrong := [s.name() for s in ca.symvar(value) if s.__hash__() not in known]:
                 raise ModelError(
                     f"at= of transition '{transition.statement or transition.name}' uses {', '.join(wrong)}; it may "
