@@ -95,7 +95,10 @@ class _Events:
         return {d.name: d.symbol for d in moving if d.symbol.__hash__() in used}
 
     def _by_states(self, rows: ca.MX, own: list[Combination]) -> ca.MX:
-        """Equations with the first variable of each combination after a transition by the state and the others."""
+        """Equations with variables after a transition by a combination that has them, and its other variables.
+
+        A combination gives its first variable; where a variable is the first of none, any combination that has it.
+        """
         used = {s.__hash__() for s in ca.symvar(rows)}
         old, new = [], []
         for name in self._algebraic:
@@ -103,11 +106,16 @@ class _Events:
             if post is None or post.__hash__() not in used:
                 continue
             entries = [post[i] for i in range(post.numel())]
+            givers: dict[int, Combination] = {}
             for c in own:
-                (first, *others) = c.terms.items()
-                if first[0][0] == name:
-                    rest = sum(factor * self._model.post(other)[i] for (other, i), factor in others)
-                    entries[first[0][1]] = self._model.post(c.name) - rest
+                first = next(iter(c.terms))
+                for variable, i in c.terms:
+                    if variable == name and (i not in givers or (variable, i) == first):
+                        givers[i] = c
+            for i, c in givers.items():
+                others = [(self._model.post(v)[j], f) for (v, j), f in c.terms.items() if (v, j) != (name, i)]
+                rest = sum(factor * value for value, factor in others)
+                entries[i] = (self._model.post(c.name) - rest) / c.terms[name, i]
             old.append(post)
             new.append(ca.vertcat(*entries))
         found: ca.MX = ca.substitute([rows], old, new)[0] if old else rows

@@ -437,3 +437,23 @@ def test_model_files(model: Callable[[], dh.HybridModel]) -> None:
     assert "mass = " in stated.to_text()
     one, two = (dh.simulate(m.build(), (0, 0.05), **TIGHT).functionals["G"] for m in (stated, read))
     assert one == two
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_reset_of_any_variable_of_a_combination(which: int) -> None:
+    """C (u1 - u2)' = s - u1 = u2 / R: the reset sets the variable, and the other one follows from the equations."""
+    m = dh.HybridModel("high pass")
+    c, r = m.parameter("C", 0.5), m.parameter("R", 2.0)
+    u = m.differential("u1"), m.differential("u2")
+    run = m.mode("run", mass=[[c, -c], [-c, c]], rhs=[1 - u[0], -u[1] / r])
+    m.transition(run, run, at=0.5, reset={u[which]: 0.7}, name="set")
+    m.initial(run, {u[0]: 0.0, u[1]: 0.0})
+    m.functional("G", integrand=u[1] ** 2)
+    system = m.build(native=False)
+    event = dh.simulate(system, (0, 1), rtol=1e-9).events[0]
+    other = 1 - 0.7 / 2 if which else 2 * (1 - 0.7)
+    assert event.x_plus[system.modes[0].variables.names.index(f"u{which + 1}")] == pytest.approx(0.7)
+    assert event.x_plus[system.modes[0].variables.names.index(f"u{2 - which}")] == pytest.approx(other)
+    found = dh.check_gradient(system, (0, 1), "G", rtol=1e-9, atol=1e-12)
+    assert found.difference("adjoint", "forward") < 1e-7
+    assert found.difference("finite_difference", "forward") < 1e-5

@@ -408,3 +408,14 @@ def test_conditions_that_are_no_numbers_are_refused(words: dict[str, Any]) -> No
     for native in (True, False):
         with pytest.raises(dh.NonFiniteError, match="is NaN or infinite"):
             dh.simulate(m.build(), (0, 2), native_events=native)
+
+
+def test_a_guard_of_several_modes_may_be_constant_in_some() -> None:
+    m = dh.HybridModel("constant")
+    x, n = m.differential("x"), m.memory("n", initial=0.0)
+    a, b = m.mode("a", ode={x: 1}), m.mode("b", ode={x: 1})
+    m.transition("all", "same", guard=m.active("a") * x - 0.5, direction="rising", memory={n: n + 1}, name="high")
+    m.transition(a, b, at=1.0)
+    m.initial(a, {x: 0.0})
+    m.functional("n", terminal=n)
+    assert dh.simulate(m.build(native=False), (0, 2)).functionals["n"] == 1
