@@ -84,8 +84,6 @@ def sbml(source: str | Path, *, units: Units = "warn", pending: int = 8) -> Hybr
             is_ruled = quantity.role == "rate"
             ode[symbol] = values.rate_of(quantity.name, where) if is_ruled else values.amount_rate(quantity)
             starts[symbol] = values.start.stored(quantity, where)
-    if not ode:
-        ode[model.differential("run time")], starts["run time"] = 1.0, 0.0
     rules: list[Any] = []
     for i, rule in enumerate(inventory.algebraic):
         label = rule.getMetaId() or f"algebraic rule {i + 1}"
