@@ -140,7 +140,7 @@ class Event(Statement):
     name: str
     source: str
     target: str | None
-    trigger: Mapping[str, Any]  # guard, at or every
+    trigger: Mapping[str, Any]  # guard, at or every; when and priority
     direction: Direction
     on_entry: OnEntry
     resolution: float | None

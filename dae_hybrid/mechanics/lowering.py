@@ -66,7 +66,7 @@ class Lowering:
         mech, model = self.mechanism, HybridModel(self.mechanism.name)
         model.time, model.signals, model.rates, model.posts = mech.time, mech.signals, mech.rates, mech.posts
         model.inputs = dict(mech.signals)  # its statements differentiate them by time
-        model.tables = mech.tables
+        model.tables, model.indicators = mech.tables, mech.indicators
         for name, declared in mech.declarations.items():
             model.declarations[name] = self._declared(declared)
         partitions = self._partitions(model) if isinstance(self.formulation, Reduced) else {}

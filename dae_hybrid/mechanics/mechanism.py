@@ -269,14 +269,17 @@ class Mechanism(Symbols, Planar, Tree):
         memory: Mapping[Any, Any] | None = None,
         on_entry: OnEntry = "wait",
         resolution: float | None = None,
+        when: Any = None,
+        priority: Any = None,
         name: str | None = None,
     ) -> Event:
         """Declare an event.
 
         Parameters
         ----------
-        source, target, guard, at, every, direction, on_entry, resolution, name
-            As in `HybridModel.transition`; guards may use velocities, accelerations, multipliers, memory and time.
+        source, target, guard, at, every, direction, on_entry, resolution, when, priority, name
+            As in `HybridModel.transition`; guards and conditions may use velocities, accelerations, multipliers, memory
+            and time.
         impact : Impact, optional
             The impact law: `Restitution`, `VelocityJump`, `Inelastic` or `Continuous`. By default `Inelastic` if the
             target has constraints that need not hold before the event, or that the event's memory or reset changes,
@@ -297,11 +300,12 @@ class Mechanism(Symbols, Planar, Tree):
             raise ModelError(f"impact of event '{name}' must be an Impact, such as Restitution(0.8), got {impact!r}.")
         if end is None and (impact or reset or memory):
             raise ModelError(f"Event '{name}' ends the run: impact=, reset= and memory= have no meaning.")
+        words = (("guard", guard), ("at", at), ("every", every), ("when", when), ("priority", priority))
         event = Event(
             name,
             start,
             end,
-            {key: value for key, value in (("guard", guard), ("at", at), ("every", every)) if value is not None},
+            {key: value for key, value in words if value is not None},
             direction,
             on_entry,
             resolution,

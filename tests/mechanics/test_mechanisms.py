@@ -881,3 +881,27 @@ def test_coordinates_are_chosen_where_the_run_starts():
         )
         assert off(found.functionals["y"], expected.functionals["y"]) < 1e-9
         assert off(found.gradient["y"], expected.gradient["y"]) < 1e-8
+
+
+@FORMS
+def test_an_event_with_a_condition(form):
+    """A pendulum that hits a wall, which is taken away after two impacts; the cost counts one mode only."""
+    mech = Mechanism("pendulum")
+    length, e = mech.parameter("L", 1.0), mech.parameter("e", 0.8)
+    bob, hits = mech.point(""), mech.memory("hits", initial=0.0)
+    mech.point_mass(bob, 2.0)
+    mech.gravity(9.81)
+    mech.constraint("rod", bob.x**2 + bob.y**2 - length**2)
+    swing = mech.mode("swing")
+    mech.event(
+        swing, swing, guard=bob.x, direction="falling", impact=Restitution(e), when=hits < 2, memory={hits: hits + 1},
+        name="hit",
+    )  # fmt: skip
+    mech.initial(swing, {bob.x: 0.6 * length, bob.y: -0.8 * length})
+    mech.functional("G", integrand=bob.x**2 * mech.active("swing"))
+    system = mech.model(form).build(native=False)
+    sol = dh.simulate(system, (0, 3), rtol=1e-9, atol=1e-11)
+    assert [event.transition for event in sol.events][:3] == ["hit", "hit", "hit not taken"]
+    found = dh.check_gradient(system, (0, 3), "G", rtol=1e-9, atol=1e-11)
+    assert found.difference("adjoint", "forward") < 1e-6
+    assert found.difference("finite_difference", "forward") < 1e-4
