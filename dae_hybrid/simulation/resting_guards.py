@@ -122,7 +122,7 @@ def still_at_start(
     Guard and rate are zero to the rounding of their terms. Guards whose rate is zero to the last bit are excluded:
     nothing moves them.
     """
-    zero = np.abs(at.guards) <= RATE_ROUNDINGS * EPS * at.sizes
+    zero = np.isfinite(at.sizes) & np.isfinite(at.rates) & (np.abs(at.guards) <= RATE_ROUNDINGS * EPS * at.sizes)
     if not np.any(zero & (at.rates != 0)):
         return {}
     e = mode.equations

@@ -504,12 +504,15 @@ def test_no_parameters(form: str, native: bool) -> None:
             dh.forward_sensitivity(system, (0, 1), wrt=wrt)
 
 
-def test_no_states() -> None:
-    m = dh.HybridModel("q")
-    z = m.algebraic("z")
-    for equations in ({"algebraic": [z - 1.0]}, {}):
-        with pytest.raises(dh.ModelError, match="no differential"):
-            m.mode("rest", **equations)
+@pytest.mark.parametrize("call", CALLS)
+def test_no_states(call: Any) -> None:
+    for is_algebraic in (True, False):
+        m = dh.HybridModel("q")
+        a, z = m.parameter("a", 2.0), m.algebraic("z") if is_algebraic else 1.0
+        m.initial(m.mode("rest", algebraic=[z - 1.0] if is_algebraic else None))
+        m.functional("G", terminal=a * z)
+        found = call(m.build(native=False), (0, 1))
+        assert getattr(found, "functionals", {}).get("G", getattr(found, "value", None)) == 2.0
 
 
 def test_wrt_of_nothing() -> None:
