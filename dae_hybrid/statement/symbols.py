@@ -273,7 +273,7 @@ class Symbols(Statement):
         """
         if _is_symbolic(t_data):
             raise ModelError(
-                f"The knots of signal '{name}' are expressions, {shown(t_data)}; they must be numbers.",
+                f"The knots of signal '{name}' are expressions, {shown(t_data)}; they must be numeric.",
                 remedy="State times that depend on parameters by a memory that transitions update: "
                 "m.transition('all', 'same', at=times, memory={level: values}).",
             )

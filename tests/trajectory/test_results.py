@@ -131,7 +131,7 @@ def test_tables_have_the_numbers(results: dict[str, Any]) -> None:
 def test_public_names_and_nothing_else() -> None:
     assert sorted(dir(dh)) == sorted([*dh.__all__, "__version__"])
     assert all(hasattr(dh, name) for name in dh.__all__)
-    assert not [name for name in dh.__all__ if type(getattr(dh, name)) is type(sys)]
+    assert [name for name in dh.__all__ if type(getattr(dh, name)) is type(sys)] == ["importers"]
     assert {"HybridModel", "simulate", "forward_sensitivity", "adjoint_gradient", "Options"} <= set(dh.__all__)
 
 
