@@ -164,6 +164,10 @@ class AdjointSweep:
             elif isinstance(item, Segment):
                 note(item.mode.equations.variables, item.extent())
                 note(self.system.memory, np.abs(item.memory))
+        _, final, x, _ = self.trajectory.final
+        layout = self.system.modes[final].equations.variables
+        for name in layout.names:  # the last mode may have been entered at the end only
+            extent.setdefault(name, np.abs(x[layout[name]]))
         for own in self.system.modes:
             layout = own.equations.variables
             absolute, least = self.options.absolute(layout), self._unresolved(layout)

@@ -419,3 +419,19 @@ def test_a_guard_of_several_modes_may_be_constant_in_some() -> None:
     m.initial(a, {x: 0.0})
     m.functional("n", terminal=n)
     assert dh.simulate(m.build(native=False), (0, 2)).functionals["n"] == 1
+
+
+def test_a_mode_that_is_entered_and_left_at_the_end_has_an_adjoint() -> None:
+    """The run ends within the instant in which it enters a mode with a variable of its own."""
+    m = dh.HybridModel("end")
+    a, x, y = m.parameter("a", 0.5), m.differential("x"), m.differential("y")
+    z = m.algebraic("z")
+    run = m.mode("run", ode={x: a, y: x})
+    last = m.mode("last", ode={x: a, y: z}, algebraic=[z + 0.1 * z**3 - x])
+    m.transition(run, last, guard=x > 1, name="enter")
+    m.transition(last, None, guard=x > 0.9, on_entry="fire", name="end")
+    m.initial(run, {x: 0.0, y: 0.0})
+    m.functional("G", terminal=y)
+    found = dh.check_gradient(m.build(native=False, eliminate=False), (0, 3), "G", **OPTIONS)
+    assert found.value == pytest.approx(1.0, rel=1e-8)
+    np.testing.assert_allclose(found.gradients["adjoint"], [-2.0], rtol=1e-7)
