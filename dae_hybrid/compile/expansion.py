@@ -24,6 +24,7 @@ from typing import Any
 
 import casadi as ca
 
+from dae_hybrid.compile.lowering import in_mode
 from dae_hybrid.compile.queues import queue_of
 from dae_hybrid.errors import ModelError
 from dae_hybrid.statement.conditions import is_condition
@@ -41,25 +42,31 @@ def expanded(model: HybridModel) -> HybridModel:
     ModelError
         An indicator names no mode.
     """
-    simple = all(len(t.sources) == 1 and _is_simple(model, t) for t in model.transitions.values())
+    held = _Held(model)
+    simple = all(len(t.sources) == 1 and _is_simple(t, held) for t in model.transitions.values())
     if simple and not model.indicators and not model.shared:
         return model
     return _Expansion(model).model
 
 
-def _is_simple(model: HybridModel, transition: Transition) -> bool:
+def _is_simple(transition: Transition, held: _Held) -> bool:
     special = transition.when is not None or transition.delay is not None
-    return not (special or isinstance(transition.trigger, TimesTrigger) or _is_of_memory(model, transition))
+    return not (special or isinstance(transition.trigger, TimesTrigger) or held.decides(transition))
 
 
-def _is_of_memory(model: HybridModel, transition: Transition) -> bool:
-    """Whether the time of a transition depends on memory, or its guard on memory and parameters alone."""
-    if transition.trigger.is_periodic:
-        return False
-    symbols = {s.__hash__() for s in ca.symvar(transition.trigger.expression)}
-    held = {d.symbol.__hash__() for d in model.of_kind("memory")}
-    fixed = held | {d.symbol.__hash__() for d in model.of_kind("parameter")}
-    return not held.isdisjoint(symbols) and (transition.trigger.is_timed or symbols <= fixed)
+class _Held:
+    """Symbols that are constant between transitions: `memory`, and `fixed`, with the parameters."""
+
+    def __init__(self, model: HybridModel) -> None:
+        self.memory = {d.symbol.__hash__() for d in model.of_kind("memory") if d.signal is None}
+        self.fixed = self.memory | {d.symbol.__hash__() for d in model.of_kind("parameter")}
+
+    def decides(self, transition: Transition) -> bool:
+        """Whether the time of a transition depends on memory, or its guard on memory and parameters alone."""
+        if transition.trigger.is_periodic:
+            return False
+        symbols = {s.__hash__() for s in ca.symvar(transition.trigger.expression)}
+        return not self.memory.isdisjoint(symbols) and (transition.trigger.is_timed or symbols <= self.fixed)
 
 
 @dataclass(eq=False)
@@ -77,6 +84,7 @@ class _Expansion:
         self._taken = set(self.stated.transitions)
         delayed = [t for t in self.stated.transitions.values() if t.delay is not None]
         self._queues = {t.name: queue_of(self.stated, t, self._declare) for t in delayed}
+        self._held = _Held(self.model)
         ordered = [entry for queue in self._queues.values() for entry in queue.entries()]
         for stated in self.stated.transitions.values():
             own = self._queues.get(stated.name)
@@ -107,12 +115,11 @@ class _Expansion:
             )
         if not indicators:
             return mode
-        is_active = [ca.MX(float(name == mode.name)) for name in indicators]
         given = [*mode.ode.values(), mode.residual, mode.algebraic, mode.constraint]
-        *rates, residual, algebraic, constraint = ca.substitute(given, list(indicators.values()), is_active)
+        *rates, residual, algebraic, constraint = in_mode(self.stated, mode.name, given)
         ode, mass = dict(zip(mode.ode, rates, strict=True)), mode.mass
         if mass is not None:
-            matrix, rhs = ca.substitute([mass.matrix, mass.rhs], list(indicators.values()), is_active)
+            matrix, rhs = in_mode(self.stated, mode.name, [mass.matrix, mass.rhs])
             mass = replace(mass, matrix=matrix, rhs=rhs)
         return replace(mode, ode=ode, residual=residual, algebraic=algebraic, constraint=constraint, mass=mass)
 
@@ -154,17 +161,15 @@ class _Expansion:
 
     def _guarded(self, transition: Transition) -> list[Transition]:
         """Return a transition whose time or guard changes with memory alone with guards that events may move."""
-        if not _is_of_memory(self.model, transition):
+        if not self._held.decides(transition):
             return [transition]
         value = transition.trigger.expression
         if transition.trigger.is_timed:
-            declared = [*self.model.of_kind("parameter"), *self.model.of_kind("memory")]
-            known = {d.symbol.__hash__() for d in declared if d.signal is None}
-            if wrong := [s.name() for s in ca.symvar(value) if s.__hash__() not in known]:
+            if wrong := [s.name() for s in ca.symvar(value) if s.__hash__() not in self._held.fixed]:
+                name = transition.statement or transition.name
                 raise ModelError(
-                    f"at= of transition '{transition.statement or transition.name}' uses {', '.join(wrong)}; it may "
-                    "depend on parameters and memory only.",
-                    transition=transition.statement or transition.name,
+                    f"at= of transition '{name}' uses {', '.join(wrong)}; it may depend on parameters and memory only.",
+                    transition=name,
                     variables=wrong,
                     remedy="Keep the value of a variable at the last event in memory, m.memory(of=...); for a "
                     "condition on variables use guard=.",

@@ -128,9 +128,7 @@ class ModeLowering:
         values = [e for _, e in expressions]
         if rates:
             values = ca.substitute(values, rates, flows)
-        if self.model.indicators:
-            is_active = [ca.MX(float(name == self.mode.name)) for name in self.model.indicators]
-            values = ca.substitute(values, list(self.model.indicators.values()), is_active)
+        values = in_mode(self.model, self.mode.name, values)
         inputs = [*(symbol for group in self._groups for symbol in group), *extra]
         try:
             function = ca.Function(name, [*self._point, *extra], [dense(value) for value in values])
@@ -175,6 +173,15 @@ class ModeLowering:
                     mode=self.mode.name,
                     remedy="Declare it with m.parameter, m.differential, m.algebraic or m.memory.",
                 )
+
+
+def in_mode(model: HybridModel, mode: str, values: list[ca.MX]) -> list[ca.MX]:
+    """Return expressions with the indicators of modes replaced by 1 or 0."""
+    if not model.indicators:
+        return values
+    is_active = [ca.MX(float(name == mode)) for name in model.indicators]
+    found: list[ca.MX] = ca.substitute(values, list(model.indicators.values()), is_active)
+    return found
 
 
 def _column(symbols: Sequence[ca.MX]) -> ca.MX:

@@ -15,7 +15,7 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.errors import ModelError
-from dae_hybrid.statement.declarations import Declaration, Transition
+from dae_hybrid.statement.declarations import Declaration, Delay, Transition
 from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.statement.triggers import StateTrigger, TimesTrigger
 from dae_hybrid.statement.vector_entries import assembled, chosen
@@ -34,7 +34,7 @@ def queue_of(model: HybridModel, stated: Transition, declare: Declare) -> Queue:
         raise AssertionError("a queue belongs to a delayed transition")
     fixed = {d.symbol.__hash__() for d in model.of_kind("parameter")}
     in_order = all(s.__hash__() in fixed for s in ca.symvar(stated.delay.time))
-    return (Line if in_order else Ring)(model, stated, declare)
+    return (Line if in_order else Ring)(model, stated, stated.delay, declare)
 
 
 class Queue(ABC):
@@ -43,14 +43,12 @@ class Queue(ABC):
     `held` are the values at the trigger, by variable or by the label of an entry, one after the other.
     """
 
-    def __init__(self, model: HybridModel, stated: Transition, declare: Declare) -> None:
-        if stated.delay is None:
-            raise AssertionError("a queue belongs to a delayed transition")
+    def __init__(self, model: HybridModel, stated: Transition, delay: Delay, declare: Declare) -> None:
         if isinstance(stated.trigger, TimesTrigger):
             raise ModelError(
                 f"Transition '{stated.name}' has a delay= and several times at=.", remedy="Add the delay to the times."
             )
-        self.model, self.stated, self.delay, self.size = model, stated, stated.delay, stated.delay.pending
+        self.model, self.stated, self.delay, self.size = model, stated, delay, delay.pending
         name, n = stated.name, self.size
         self.due, self.pending = declare(f"{name} due", np.zeros(n)), declare(f"{name} pending", np.zeros(n))
         self.values = stated.reset | stated.memory if self.delay.at_trigger else {}
@@ -156,8 +154,8 @@ class Line(Queue):
     from the transition that has just fired.
     """
 
-    def __init__(self, model: HybridModel, stated: Transition, declare: Declare) -> None:
-        super().__init__(model, stated, declare)
+    def __init__(self, model: HybridModel, stated: Transition, delay: Delay, declare: Declare) -> None:
+        super().__init__(model, stated, delay, declare)
         self.place = declare(f"{stated.name} place", np.eye(self.size + 1)[0])
         self.turn = declare(f"{stated.name} turn", np.array([1.0, 0.0]))
 
@@ -186,8 +184,8 @@ class Line(Queue):
 class Ring(Queue):
     """Executions in any order; the first free place is the next one. `lost` is 1 if there was none."""
 
-    def __init__(self, model: HybridModel, stated: Transition, declare: Declare) -> None:
-        super().__init__(model, stated, declare)
+    def __init__(self, model: HybridModel, stated: Transition, delay: Delay, declare: Declare) -> None:
+        super().__init__(model, stated, delay, declare)
         self.lost = declare(f"{stated.name} lost", np.zeros(1))
 
     def emptied(self) -> dict[str, ca.MX]:

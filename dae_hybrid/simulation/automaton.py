@@ -137,11 +137,7 @@ class Automaton:
             resting = self._at_rest(armed)
             entry = rules.evaluate(self.mode, self.t, self.at, entering=entering, jumped=jumped, resting=resting)
             firing, jumped = entry.fires, NO_TRANSITIONS
-            due = np.inf
-            if self.mode.timed and (firing is None or not firing.corrects):
-                due, timed, count = rules.due(self.mode, self.t, self.at)
-                if timed is not None and (due <= self.t or self._is_now(due)) and self._precedes(timed, firing):
-                    firing = Firing(timed, count=count)
+            firing = self._or_time_event(firing)
             overdue = self._overdue()
             firing = overdue if firing is None else firing
             if firing is not None and (firing is overdue or not self._postpones(firing)):
@@ -178,13 +174,22 @@ class Automaton:
             elif source.guarded:
                 rules.note_sides(source, self.t, self.at, armed=armed, leaving=self._leaving_signs(entry))
 
-    def _precedes(self, timed: TransitionMap, firing: Firing | None) -> bool:
-        """Whether a time event fires before another transition that is due: by priority, or if that is a condition."""
-        if firing is None or firing.transition.refuses:
-            return True
-        point = self.t, self.at.x, self.at.m, self.p
-        own, other = timed.priority(*point), firing.transition.priority(*point)
-        return own > other or (own == other and self.rules.reversed)
+    def _or_time_event(self, firing: Firing | None) -> Firing | None:
+        """Return the time event that is due, if it precedes a transition: by priority, or if that is a condition."""
+        is_last, rules = firing is None or firing.transition.refuses, self.rules
+        if not self.mode.timed or not (is_last or rules.reversed or self.system.has_priorities):
+            return firing
+        if firing is not None and firing.corrects:
+            return firing
+        due, timed, count = rules.due(self.mode, self.t, self.at)
+        if timed is None or not (due <= self.t or self._is_now(due)):
+            return firing
+        if firing is not None and not is_last:
+            point = self.t, self.at.x, self.at.m, self.p
+            own, other = timed.priority(*point), firing.transition.priority(*point)
+            if own < other or (own == other and not rules.reversed):
+                return firing
+        return Firing(timed, count=count)
 
     def _due(self) -> float:
         """Return the time of the mode's next time event."""
@@ -264,11 +269,7 @@ class Automaton:
             at = self.at = StatePoint(at.x, at.m, *mode.kernels["entry"](self.t, at.x, at.m, self.p))
             self.rules.note_sides(mode, self.t, at, armed=armed, leaving=self._leaving_signs(entry), crossing=found)
             found = self.rules.first_due(mode, self.t, at, found, armed)
-        if not mode.timed or not (self.rules.reversed or self.rules.has_priorities):
-            return found
-        due, timed, count = self.rules.due(mode, self.t, at)
-        is_due = timed is not None and (due <= self.t or self._is_now(due)) and not found.transition.refuses
-        return Firing(timed, count=count) if timed is not None and is_due and self._precedes(timed, found) else found
+        return found if found.transition.refuses else self._or_time_event(found) or found
 
     @staticmethod
     def _stayed_at_zero(crossing: tuple[int, float, float], entry: SegmentEntry) -> bool:

@@ -37,7 +37,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
@@ -116,7 +115,6 @@ class EventLogic:
 
     def __post_init__(self) -> None:
         self.ranges = np.zeros(len(self.system.transitions))  # largest |guard| so far
-        self._same: dict[tuple[int, int | None], dict[int, int]] = {}
         self.stayed_at_zero = np.zeros(len(self.system.transitions), dtype=np.int64)  # whether it stayed at zero
 
     @property
@@ -155,14 +153,15 @@ class EventLogic:
 
     def _same_in_next(self, transition: TransitionMap) -> dict[int, int]:
         """Return guarded transitions of the mode that is left and the same ones of the next mode."""
-        pair = transition.source, transition.target
-        if pair not in self._same:
+        cache, pair = self.system.graph.cache, ("same", transition.source, transition.target)
+        if pair not in cache:
             every, modes = self.system.transitions, self.system.modes
             after = () if transition.target is None else modes[transition.target].guarded
             next_ = {every[i].shared: i for i in after if every[i].shared}
             before = modes[transition.source].guarded
-            self._same[pair] = {i: next_[every[i].shared] for i in before if every[i].shared in next_}
-        return self._same[pair]
+            cache[pair] = {i: next_[every[i].shared] for i in before if every[i].shared in next_}
+        same: dict[int, int] = cache[pair]
+        return same
 
     def elapsed(self, t: float) -> float:
         """Return the time scale of rounding errors of times at t."""
@@ -301,8 +300,7 @@ class EventLogic:
         if due:  # relations are updated first; conditions on the mode fail last
             due = [found for found in due if found[0].corrects] or due
             due = [found for found in due if not found[0].transition.refuses] or due[:1]
-            turn = -1 if self.reversed else 1
-            fires, is_error = min(due, key=lambda found: self.rank(found[0].transition, t, at, turn))
+            fires, is_error = min(due, key=lambda found: self.rank(found[0].transition, t, at))
             if is_error:
                 raise overdue(fires.transition, mode.name, t)
             if fires.corrects:
@@ -340,14 +338,13 @@ class EventLogic:
         for index in armed & self.still.keys():
             del self.still[index]
 
-    @cached_property
-    def has_priorities(self) -> bool:
-        """Whether a transition states a priority."""
-        return any("priority" in transition.kernels for transition in self.system.transitions)
-
-    def rank(self, transition: TransitionMap, t: float, at: StatePoint, turn: int = 1) -> tuple[float, int]:
+    def rank(self, transition: TransitionMap, t: float, at: StatePoint) -> tuple[float, int]:
         """Return a key that orders the transitions of an instant: by priority, then by declaration."""
-        return -transition.priority(t, at.x, at.m, self.schedule.p), turn * transition.index
+        return -transition.priority(t, at.x, at.m, self.schedule.p), self._turn(transition)
+
+    def _turn(self, transition: TransitionMap) -> int:
+        """Return a key that orders transitions by declaration."""
+        return -transition.index if self.reversed else transition.index
 
     def first_due(self, mode: ModeSystem, t: float, at: StatePoint, found: Firing, armed: frozenset[int]) -> Firing:
         """Return the transition that fires at a located crossing: others may be due at the same time to rounding."""
@@ -357,8 +354,7 @@ class EventLogic:
             if transition.refuses != found.transition.refuses:
                 earlier = found.transition.refuses
             else:
-                turn = -1 if self.reversed else 1
-                earlier = self.rank(transition, t, at, turn) < self.rank(found.transition, t, at, turn)
+                earlier = self.rank(transition, t, at) < self.rank(found.transition, t, at)
             if other and earlier:
                 found = Firing(transition, h, rate)
         return found
@@ -421,12 +417,12 @@ class EventLogic:
         every = list(self.timetable(mode, t))
         if not every:
             return np.inf, None, 0
-        first, turn = min(time for time, _, _ in every), -1 if self.reversed else 1
+        first = min(time for time, _, _ in every)
         together = (own for own in every if own[0] - first <= self._instant(first))
         if at is None:
-            _, transition, count = min(together, key=lambda own: turn * own[1].index)
+            _, transition, count = min(together, key=lambda own: self._turn(own[1]))
         else:
-            _, transition, count = min(together, key=lambda own: self.rank(own[1], t, at, turn))
+            _, transition, count = min(together, key=lambda own: self.rank(own[1], t, at))
         return first, transition, count
 
     def _instant(self, t: float) -> float:

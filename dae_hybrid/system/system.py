@@ -277,6 +277,11 @@ class HybridSystem(NotPicklable):
         decision = self.decision
         return len(self.measurements) - (0 if decision is None else sum(place.event < 0 for place in decision.followed))
 
+    @cached_property
+    def has_priorities(self) -> bool:
+        """Whether a transition states a priority."""
+        return any("priority" in transition.kernels for transition in self.transitions)
+
     @property
     def native(self) -> bool:
         """See the class attributes."""
