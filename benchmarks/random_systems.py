@@ -4,7 +4,8 @@ Every system is declared from its seed, simulated and differentiated forwards, b
 a process of its own: one that crashes or hangs is counted too. ``--closed-forms`` takes systems with known solutions
 (tests/support/closed_forms.py), ``--relations`` systems with relations and ties (tests/support/random_relations.py);
 both go through all adapters and methods. ``--events`` takes systems with conditions, clocks, queues and tables of times
-(tests/support/random_events.py). ``--only SEED`` judges one system and prints all of it.
+(tests/support/random_events.py), ``--inputs`` systems with peaks, other starts, lookup tables and mass matrices
+(tests/support/random_inputs.py). ``--only SEED`` judges one system and prints all of it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 from closed_forms import judge_closed_form
-from random_events import event_system, judge_events
+from random_events import event_system
+from random_inputs import input_system
 from random_relations import judge_relations, relations_system
 from random_systems import FORMS, random_system
 from verdicts import Verdict, judge
@@ -34,16 +36,25 @@ from dae_hybrid.tables import markdown
 
 HANG = 120.0  # seconds; all the runs of one system take a few
 #: what the titles of reports add
-WITH = {"relations": " with relations", "events": " with conditions, clocks and queues"}
+WITH = {
+    "relations": " with relations",
+    "events": " with conditions, clocks and queues",
+    "inputs": " with peaks, other starts, tables and masses",
+}
 #: judges of seeds other than random systems of any formulation through one adapter
-FAMILIES = {"closed forms": judge_closed_form, "relations": judge_relations, "events": judge_events}
+FAMILIES = {"closed forms": judge_closed_form, "relations": judge_relations}
+#: systems with further statements, through SUNDIALS
+KINDS = {"events": event_system, "inputs": input_system}
 
 
 def verdict_of(seed: int, adapter: str, every: int) -> Verdict:
     """What comes of one seed; `adapter` may be one of `FAMILIES`, which choose their own."""
     if adapter in FAMILIES:
         return FAMILIES[adapter](seed)
-    return judge(random_system(seed), adapter=adapter, native=not every or seed % every > 0)
+    native = not every or seed % every > 0
+    if adapter in KINDS:
+        return judge(KINDS[adapter](seed), native=native)
+    return judge(random_system(seed), adapter=adapter, native=native)
 
 
 def _serve(pipe: Any, adapter: str, every: int) -> None:
@@ -130,6 +141,7 @@ def main() -> None:
     parser.add_argument("--closed-forms", dest="adapter", action="store_const", const="closed forms")
     parser.add_argument("--relations", dest="adapter", action="store_const", const="relations")
     parser.add_argument("--events", dest="adapter", action="store_const", const="events")
+    parser.add_argument("--inputs", dest="adapter", action="store_const", const="inputs")
     parser.add_argument("--interpret-every", type=int, default=10, help="do not compile every n-th system; 0: all are")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", type=int, help="judge one system")
@@ -138,9 +150,9 @@ def main() -> None:
     if given.only is not None:
         if given.adapter == "relations":
             print(relations_system(given.only).statement)
-        elif given.adapter not in FAMILIES or given.adapter == "events":
-            drawn = event_system(given.only) if given.adapter == "events" else random_system(given.only)
-            print(drawn.model().build(native=False, **drawn.build).describe())
+        elif given.adapter not in FAMILIES:
+            drawn = KINDS.get(given.adapter, random_system)(given.only)
+            print(drawn.system(native=False).describe())
         print(verdict_of(given.only, given.adapter, given.interpret_every))
         return
     work, done = Workers(given.adapter, given.interpret_every), counter(1)
@@ -153,8 +165,11 @@ def main() -> None:
             if (i := next(done)) % 50 == 0:
                 print(f"-- {i} of {given.count}", flush=True)
     last = given.seed + given.count - 1
-    alone = {"events": "sundials"}
-    through = alone.get(given.adapter, "all adapters and methods") if given.adapter in FAMILIES else given.adapter
+    through = given.adapter
+    if given.adapter in FAMILIES:
+        through = "all adapters and methods"
+    elif given.adapter in KINDS:
+        through = "sundials"
     what = f"Random systems{WITH.get(given.adapter, '')}"
     text = report(verdicts, f"# {what} {given.seed} to {last} through {through}")
     print(text)

@@ -67,8 +67,9 @@ def end_functions(
         x = y if mode.explicit is None else ca.vertcat(y, first_output(mode.explicit, t, y, m, p))
         point, final = [t, x, m, whole], mode.point_function("final", partial(_final, mode))
         named[f"final{mode.index}"] = [t, y, m, p, *behind], [x, *mode.entry.call(point), *final.call(point)]
-    if any(own.movable for own in measurements):
-        times = (own.time for own in measurements)
+    if moving := [i for i, own in enumerate(measurements) if own.movable]:
+        # those of peaks come last, at constant times: a run replaces them by any number of places
+        times = (own.time for own in measurements[: moving[-1] + 1])
         rates = [ca.MX(1, first.np) if isinstance(time, float) else time.function.call([p])[1] for time in times]
         named["moves"] = [t, _state(first), m, p], [ca.vertcat(*rates).T]
     # not expanded: factors computed elsewhere must not be simplified together with these

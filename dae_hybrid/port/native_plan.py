@@ -101,8 +101,8 @@ class BoundaryFunctions:
     ====== ==============================================================================================
 
     `mode` is the initial mode; `final` is by mode. Without `origin` its outputs are computed before the run, see
-    `InitialMap.numbers`. `moves` returns the derivatives of the measurement times by p, (n_parameters, n_measured), if
-    they are not fixed.
+    `InitialMap.numbers`. `moves` returns the derivatives of the times of the first measurements by p, (n_parameters,
+    count), up to the last that is not fixed.
     """
 
     mode: int

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ import pytest
 from closed_forms import FAMILIES, judge_closed_form
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
-from random_events import KINDS as STATEMENTS
-from random_events import judge_events
+from random_events import EventSystem, WithStatements, event_system
+from random_inputs import InputSystem, input_system
 from random_relations import KINDS, judge_relations, relations_system
 from random_systems import Restatement, random_system
 from taylor_reference import Expr, Jump, Statement, T, Unsettled, call, one_sided, solve, wrap
@@ -76,9 +77,15 @@ def test_relations_are_events_and_ties_are_told(kind: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 3])
-@pytest.mark.parametrize("kind", range(len(STATEMENTS)), ids=STATEMENTS)
-def test_conditions_clocks_and_queues_have_derivatives(kind: int, seed: int) -> None:
-    verdict = judge_events(seed * len(STATEMENTS) + kind)
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [*((event_system, k) for k in EventSystem.kinds), *((input_system, k) for k in InputSystem.kinds)],
+)
+def test_what_is_stated_besides_equations_has_derivatives(
+    family: Callable[[int], WithStatements], kind: str, seed: int
+) -> None:
+    kinds = family(0).kinds
+    verdict = judge(family(seed * len(kinds) + kinds.index(kind)), native=seed > 0)
     assert verdict.kind in ("agree", "refused"), verdict
 
 

@@ -592,3 +592,21 @@ def test_statements_that_are_refused(parts: dict[str, Any], said: str) -> None:
     m = dh.HybridModel("m")
     with pytest.raises(ModelError, match=said):
         m.functional("f", **parts)
+
+
+def test_moving_measurements_beside_peaks_stay_within_their_table() -> None:
+    """A peak at an event is no measurement, so that a run may have fewer of them than were compiled."""
+    m = dh.HybridModel("sawtooth")
+    rate, when, x = m.parameter("rate", 2.0), m.parameter("when", 0.7), m.differential("x")
+    run = m.mode("run", ode={x: rate})
+    m.transition(run, run, guard=x - 1, direction="rising", reset={x: 0.0})
+    m.initial(run, {x: 0.0})
+    m.functional("measured", at_times=[(when, x)])
+    m.functional("peak", maximum=ca.vertcat(*(k * x for k in range(1, 30))))
+    built = m.build()
+    ends = built.graph.ends
+    assert ends is not None and ends.moves is not None
+    column, _ = ends.moves.pattern(0)
+    assert column.size - 1 == 1 < len(ends.measured)
+    for _ in range(3):
+        assert_agree(dh.check_gradient(built, (0, 1.2), "measured", **OPTIONS))

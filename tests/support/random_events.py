@@ -5,31 +5,26 @@ A system of `random_systems` gets statements of one kind; seed mod the number of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import casadi as ca
 import numpy as np
 from random_statements import RandomSystem, Restatement
 from random_systems import FORMS, Draw
-from verdicts import Verdict, judge
 
 import dae_hybrid as dh
 
-KINDS = (
-    "condition", "logic", "table of times", "clock", "time in memory", "delay", "values at the trigger", "priority",
-    "indicator",
-)  # fmt: skip
 
-
-@dataclass
-class EventSystem(RandomSystem):
+class WithStatements(RandomSystem):
     """A random system with further statements; `x` is a state of every mode."""
+
+    kinds: tuple[str, ...]
 
     @property
     def kind(self) -> str:
         """Kind of the statements."""
-        return KINDS[self.seed % len(KINDS)]
+        return self.kinds[self.seed % len(self.kinds)]
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -42,7 +37,57 @@ class EventSystem(RandomSystem):
         getattr(self, f"_{self.kind.replace(' ', '_')}")(m, np.random.default_rng([2026, self.seed]))
         return m
 
-    # -- kinds ----------------------------------------------------------------------------------------
+    # -- pieces ---------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _number(rng: np.random.Generator) -> float:
+        return round(float(rng.uniform(-0.8, 0.8)), 3)
+
+    @staticmethod
+    def _x(m: dh.HybridModel) -> ca.MX:
+        return m.declarations["x"].symbol
+
+    @staticmethod
+    def _signal(m: dh.HybridModel, rng: np.random.Generator) -> ca.MX:
+        """A smooth expression in the state, time and one of the parameters."""
+        x, p = m.declarations["x"].symbol, m.of_kind("parameter")[0].symbol
+        a, b, c = (round(float(v), 3) for v in rng.uniform(-1, 1, 3))
+        return x + a * ca.sin(3 * b * m.time + c) + 0.2 * x * p[0]
+
+    def _counter(self, m: dh.HybridModel, rng: np.random.Generator) -> ca.MX:
+        """A memory that counts the events of every transition."""
+        count = m.memory("count", initial=float(rng.integers(0, 2)))
+        for name, t in list(m.transitions.items()):
+            if t.target is not None:
+                m.transitions[name] = replace(t, memory=t.memory | {"count": count + 1})
+        return count
+
+    def _claim(self, m: dh.HybridModel, rng: np.random.Generator, count: ca.MX) -> ca.MX:
+        """A condition on the state, time or the counter."""
+        level, moment = self._number(rng), float(rng.uniform(*self.span))
+        found = [self._x(m) > level, self._x(m) < level, m.time > moment, count >= 1, count < 3][int(rng.integers(5))]
+        return dh.not_(found) if rng.random() < 0.2 else found
+
+    def _drive(self, m: dh.HybridModel, force: ca.MX) -> None:
+        """Add a force to the rate of x wherever it is explicit."""
+        for name, mode in m.modes.items():
+            if "x" in mode.ode:
+                m.modes[name] = replace(mode, ode=mode.ode | {"x": mode.ode["x"] + force})
+        moved = {name: m.modes[name] for name in m.modes}
+        for name, t in m.transitions.items():
+            target = None if t.target is None else moved[t.target.name]
+            m.transitions[name] = replace(t, sources=tuple(moved[s.name] for s in t.sources), target=target)
+        if m.start is not None:
+            m.start = replace(m.start, mode=moved[m.start.mode.name])
+
+
+class EventSystem(WithStatements):
+    """A random system with conditions, clocks, queues or times in tables."""
+
+    kinds = (
+        "condition", "logic", "table of times", "clock", "time in memory", "delay", "values at the trigger", "priority",
+        "indicator",
+    )  # fmt: skip
 
     def _condition(self, m: dh.HybridModel, rng: np.random.Generator) -> None:
         flag = self._counter(m, rng)
@@ -103,49 +148,13 @@ class EventSystem(RandomSystem):
         m.functionals["G"] = own
         self._drive(m, self._number(rng) * (1 - first))
 
-    # -- pieces ---------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _number(rng: np.random.Generator) -> float:
-        return round(float(rng.uniform(-0.8, 0.8)), 3)
-
-    @staticmethod
-    def _x(m: dh.HybridModel) -> ca.MX:
-        return m.declarations["x"].symbol
-
-    def _counter(self, m: dh.HybridModel, rng: np.random.Generator) -> ca.MX:
-        """A memory that counts the events of every transition."""
-        count = m.memory("count", initial=float(rng.integers(0, 2)))
-        for name, t in list(m.transitions.items()):
-            if t.target is not None:
-                m.transitions[name] = replace(t, memory=t.memory | {"count": count + 1})
-        return count
-
-    def _claim(self, m: dh.HybridModel, rng: np.random.Generator, count: ca.MX) -> ca.MX:
-        """A condition on the state, time or the counter."""
-        level, moment = self._number(rng), float(rng.uniform(*self.span))
-        found = [self._x(m) > level, self._x(m) < level, m.time > moment, count >= 1, count < 3][int(rng.integers(5))]
-        return dh.not_(found) if rng.random() < 0.2 else found
-
-    def _drive(self, m: dh.HybridModel, force: ca.MX) -> None:
-        """Add a force to the rate of x wherever it is explicit."""
-        for name, mode in m.modes.items():
-            if "x" in mode.ode:
-                m.modes[name] = replace(mode, ode=mode.ode | {"x": mode.ode["x"] + force})
-        moved = {name: m.modes[name] for name in m.modes}
-        for name, t in m.transitions.items():
-            target = None if t.target is None else moved[t.target.name]
-            m.transitions[name] = replace(t, sources=tuple(moved[s.name] for s in t.sources), target=target)
-        if m.start is not None:
-            m.start = replace(m.start, mode=moved[m.start.mode.name])
+def extended[System: WithStatements](kind: type[System], draw: Draw) -> System:
+    """What was drawn, with further statements."""
+    drawn = draw.declare()
+    return kind(**{f.name: getattr(drawn, f.name) for f in fields(drawn)})
 
 
 def event_system(seed: int, **limits: Any) -> EventSystem:
     """The system of a seed, without constraints."""
-    drawn = Draw(seed, **({"sizes": 3, "forms": FORMS[:-1]} | limits)).declare()
-    return EventSystem(**{f.name: getattr(drawn, f.name) for f in fields(drawn)})
-
-
-def judge_events(seed: int) -> Verdict:
-    """Whether all ways to the derivatives agree."""
-    return judge(event_system(seed), native=seed % 10 > 0)
+    return extended(EventSystem, Draw(seed, **({"sizes": 3, "forms": FORMS[:-1]} | limits)))

@@ -175,6 +175,10 @@ class RandomSystem:
             self._functional(m, s, name, parts, fired)
         return m
 
+    def system(self, *, native: bool, how: Restatement | None = None) -> dh.HybridSystem:
+        """Declare and build the system."""
+        return self.model(how).build(native=native, **self.build)
+
     def _symbols(self, m: dh.HybridModel, s: Scope) -> None:
         how = s.how
         everything: list[tuple[str, Callable[[str], ca.MX]]] = [

@@ -53,6 +53,7 @@ class _Trial:
         self.drawn, self.system, self.adapter, self.step = drawn, system, adapter, step
         limits = {"rtol": rtol, "atol": atol, "max_step": step, "max_events": 200}
         self.options: dict[str, Any] = {**limits, **drawn.options}
+        self.wrt = {"wrt": system.parameters.names}  # all, with initial values that are parameters
         if adapter != "sundials":
             self.options["adapter"] = adapter
             self.options.pop("sensitivity_method", None)
@@ -64,9 +65,14 @@ class _Trial:
         return _Trial(self.drawn, self.system, self.adapter, rtol, 1e-13, self.step)
 
     def analyses(self) -> tuple[dh.ForwardSensitivity, dict[str, dh.Gradient]]:
-        forward = dh.forward_sensitivity(self.system, self.drawn.span, **self.options)
+        return self.forward(), self.adjoint()
+
+    def forward(self) -> dh.ForwardSensitivity:
+        return dh.forward_sensitivity(self.system, self.drawn.span, **self.wrt, **self.options)
+
+    def adjoint(self) -> dict[str, dh.Gradient]:
         names = self.system.functionals.names
-        return forward, {n: dh.adjoint_gradient(self.system, self.drawn.span, n, **self.options) for n in names}
+        return {n: dh.adjoint_gradient(self.system, self.drawn.span, n, **self.wrt, **self.options) for n in names}
 
     def run(self, p: np.ndarray) -> dh.Trajectory:
         return dh.simulate(self.system, self.drawn.span, parameters=p, **self.options)
@@ -125,7 +131,7 @@ def _judge(drawn: RandomSystem, adapter: str, native: bool, directions: int, ste
     common: dict[str, Any] = {"seed": drawn.seed, "forms": drawn.forms}
     stage = "build"
     try:
-        system = drawn.model().build(native=native, **drawn.build)
+        system = drawn.system(native=native)
         trial = _Trial(drawn, system, adapter, 1e-9, 1e-11, step)
         stage = "simulate"
         base = trial.run(system.parameter_vector(None))
@@ -133,12 +139,11 @@ def _judge(drawn: RandomSystem, adapter: str, native: bool, directions: int, ste
         stage = "forward"
         refusals = []
         try:
-            forward = dh.forward_sensitivity(system, drawn.span, **trial.options)
+            forward = trial.forward()
         except dh.DaeHybridError as error:
             refusals.append(error)
         stage = "adjoint" if not refusals else "forward alone"
-        names = system.functionals.names
-        adjoint = {name: dh.adjoint_gradient(system, drawn.span, name, **trial.options) for name in names}
+        adjoint = trial.adjoint()
         stage = "compare"
         if not refusals:
             return _compare(trial, base, forward, adjoint, directions, common)
@@ -257,7 +262,7 @@ def _outcome(drawn: RandomSystem, how: Restatement, step: float, rtol: float, na
     functional = how.prefix + ("G", "H")[drawn.seed // 2 % 2]
     wrt = [how.prefix + name for name in drawn.parameters]
     try:
-        system = drawn.model(how).build(native=native, **drawn.build)
+        system = drawn.system(native=native, how=how)
         if drawn.seed % 2:
             forward = dh.forward_sensitivity(system, span, wrt=wrt, **options)
             run, gradient = forward.trajectory, forward.gradient[functional]
