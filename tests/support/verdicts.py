@@ -15,6 +15,8 @@ import dae_hybrid as dh
 #: relative differences that need no second look, of FSA - ASA and of FSA - finite differences
 CLOSE, CLOSE_FD = 1e-5, 2e-5
 STEPS = (4e-3, 1e-3, 2.5e-4)
+#: what the library says of a system in place of derivatives; a warning of derivatives that may be wrong is an error here
+TOLD = (dh.DaeHybridError, dh.DerivativeWarning)
 #: guards are looked at in steps: where ways disagree, shorter ones show whether a guard was passed twice within one
 LONG, SHORT = 0.05, 1e-3
 
@@ -137,10 +139,10 @@ def _judge(drawn: RandomSystem, adapter: str, native: bool, directions: int, ste
         base = trial.run(system.parameter_vector(None))
         common["events"] = len(base.events)
         stage = "forward"
-        refusals = []
+        refusals: list[Exception] = []
         try:
             forward = trial.forward()
-        except dh.DaeHybridError as error:
+        except TOLD as error:
             refusals.append(error)
         stage = "adjoint" if not refusals else "forward alone"
         adjoint = trial.adjoint()
@@ -148,7 +150,7 @@ def _judge(drawn: RandomSystem, adapter: str, native: bool, directions: int, ste
         if not refusals:
             return _compare(trial, base, forward, adjoint, directions, common)
         return Verdict(outcome=f"refused: {type(refusals[0]).__name__}: {refusals[0]}", stage="forward alone", **common)
-    except dh.DaeHybridError as error:
+    except TOLD as error:
         stage = {"adjoint": "adjoint alone", "forward alone": "forward and adjoint"}.get(stage, stage)
         return Verdict(outcome=f"refused: {type(error).__name__}: {error}", stage=stage, **common)
     except Exception as error:  # whatever else comes out is a defect, and the verdict says which
