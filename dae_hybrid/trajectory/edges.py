@@ -54,11 +54,13 @@ def _between(
     system, events = run.system, [(i, part) for i, part in gap if isinstance(part, EventRecord)]
     if events:
         (i, first), (j, last) = events[0], events[-1]
-        target = system.transitions[last.index].target
-        source = system.modes[system.transitions[first.index].source]
+        source, target = system.modes[system.transitions[first.index].source], system.transitions[last.index].target
         yield Edge("event", source, first.time, first.x_minus, first.memory_minus, i, "-")
-        after_it = system.modes[run.final[1] if target is None else target]
-        yield Edge("event", after_it, last.time, last.x_plus, last.memory_plus, j, "+")
+        if target is not None:
+            yield Edge("event", system.modes[target], last.time, last.x_plus, last.memory_plus, j, "+")
+        elif j > i:  # the end of the run changes nothing: only events before it do
+            source = system.modes[system.transitions[last.index].source]
+            yield Edge("event", source, last.time, last.x_minus, last.memory_minus, j, "-")
         return
     if before is not None and gap:
         yield Edge("knot", before.mode, before.t_end, before.x_end, before.memory, -1, "-", index - 1)

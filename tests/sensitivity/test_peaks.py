@@ -610,3 +610,25 @@ def test_moving_measurements_beside_peaks_stay_within_their_table() -> None:
     assert column.size - 1 == 1 < len(ends.measured)
     for _ in range(3):
         assert_agree(dh.check_gradient(built, (0, 1.2), "measured", **OPTIONS))
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_a_run_that_ends_at_the_peak(chained: bool) -> None:
+    """x = a t up to 1, where it is doubled and the run ends, or up to t = b, where the run ends."""
+    m = dh.HybridModel("end")
+    a, b, x = m.parameter("a", 1.6), m.parameter("b", 0.5), m.differential("x")
+    run, last = m.mode("run", ode={x: a}), m.mode("last", ode={x: 0 * x})
+    if chained:
+        m.transition(run, last, guard=x - b, direction="rising", reset={x: 2 * x + a * m.time})
+        m.transition(last, None, guard=x - 0.9, direction="rising", on_entry="fire")
+    else:
+        m.transition(run, None, guard=ca.sin(m.time) - ca.sin(b), direction="rising")
+    m.initial(run, {x: 0.0})
+    m.functional("peak", maximum=x + 0.3 * m.time)
+    m.functional("time", time_of_maximum=x + 0.3 * m.time)
+    check = dh.check_gradient(m.build(), (0, 2), "peak", **OPTIONS)
+    assert_agree(check)
+    found = check.gradients["forward"]
+    # chained: 2 b + b + 0.3 b / a, otherwise a b + 0.3 b
+    np.testing.assert_allclose(found, [-0.3 * 0.5 / 1.6**2, 3 + 0.3 / 1.6] if chained else [0.5, 1.9], rtol=1e-7)
+    assert_agree(dh.check_gradient(m.build(), (0, 2), "time", **OPTIONS))
