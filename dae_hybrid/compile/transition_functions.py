@@ -32,7 +32,7 @@ def parameters_of(kernel: str) -> int:
 def as_stated(model: HybridModel, transition: Transition, index: int, mode_index: dict[str, int]) -> dict[str, Any]:
     """Return the fields of `TransitionMap` that are not functions."""
     return {
-        "name": transition.name,
+        "name": transition.statement or transition.name,
         "index": index,
         "source": mode_index[transition.source.name],
         "target": None if transition.target is None else mode_index[transition.target.name],
@@ -44,7 +44,6 @@ def as_stated(model: HybridModel, transition: Transition, index: int, mode_index
         "becomes": transition.becomes,
         "jumps": transition.jumps,
         "relation": transition.relation,
-        "statement": transition.statement,
         "shared": transition.shared,
         "overdue": transition.overdue,
         "keeps": _keeps_its_guard(model, transition),

@@ -84,7 +84,7 @@ class TransitionMap:
     fires for the count-th time at start + count * period.
     """
 
-    name: str
+    name: str  # of its statement: the same transition from several modes has one name
     index: int
     source: int
     target: int | None
@@ -109,7 +109,6 @@ class TransitionMap:
     jumps: bool = False  # its guard may jump across zero when a relation changes
     relation: Relation | None = None  # the relation whose memory it updates
     keeps: bool = False  # its guard does not depend on anything that it changes
-    statement: str = ""  # its name in records, if that is another one
     shared: str = ""  # what it has in common with the same transition from other modes
     overdue: str = ""  # what is wrong if its guard is past its threshold on entry
     owner: int = -1  # the transition that it replaces where the condition of that one does not hold
@@ -143,7 +142,7 @@ class TransitionMap:
         if not math.isfinite(value):
             raise NonFiniteError(
                 f"{kernel}= of the transition is NaN or infinite where it is due.",
-                transition=self.statement or self.name,
+                transition=self.name,
                 time=t,
                 remedy=f"Check its expression for {SUSPECTS}.",
             )
@@ -172,7 +171,7 @@ class TransitionMap:
     def title(self, memory: Array) -> str:
         """Name in a record, given the memory after it: ``"x < p" became true``."""
         if self.relation is None:
-            return self.statement or self.name
+            return self.name
         value = float(memory[self.relation.entry])
         became = f"{value:g}" if not self.relation.is_condition else "true" if value else "false"
         return f'"{self.relation.memory}" became {became}'

@@ -58,7 +58,8 @@ def noisy(trajectory: Trajectory, error: DaeHybridError, last: tuple[float, Arra
     """
     system, options = trajectory.system, trajectory.options
     t, x, m = last
-    transition = next(trans for trans in system.transitions if trans.name == error.transition)
+    named = (own for own in system.transitions if own.name == error.transition)
+    transition = next(own for own in named if system.modes[own.source].name == error.mode)
     mode, span = system.modes[transition.source], trajectory.t_span[1] - trajectory.t_span[0]
     rate = float(mode.kernels["entry"](t, x, m, trajectory.parameters)[2][mode.guarded.index(transition.index)])
     crossing = GuardCrossing(transition.index, t, rate, 0.0, 0, x, m)
