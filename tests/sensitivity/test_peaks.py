@@ -605,7 +605,8 @@ def test_moving_measurements_beside_peaks_stay_within_their_table() -> None:
     m.functional("peak", maximum=ca.vertcat(*(k * x for k in range(1, 30))))
     built = m.build()
     ends = built.graph.ends
-    assert ends is not None and ends.moves is not None
+    assert ends is not None
+    assert ends.moves is not None
     column, _ = ends.moves.pattern(0)
     assert column.size - 1 == 1 < len(ends.measured)
     for _ in range(3):

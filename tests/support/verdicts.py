@@ -15,8 +15,8 @@ import dae_hybrid as dh
 #: relative differences that need no second look, of FSA - ASA and of FSA - finite differences
 CLOSE, CLOSE_FD = 1e-5, 2e-5
 STEPS = (4e-3, 1e-3, 2.5e-4)
-#: what the library says of a system in place of derivatives; a warning of derivatives that may be wrong is an error here
-TOLD = (dh.DaeHybridError, dh.DerivativeWarning)
+#: what the library says of a system in place of accurate derivatives; warnings are errors here
+TOLD = (dh.DaeHybridError, dh.DerivativeWarning, dh.ConditionWarning)
 #: guards are looked at in steps: where ways disagree, shorter ones show whether a guard was passed twice within one
 LONG, SHORT = 0.05, 1e-3
 
