@@ -13,7 +13,7 @@ from every_argument import everything
 
 import dae_hybrid as dh
 from dae_hybrid import problems
-from dae_hybrid.modelfile import reading
+from dae_hybrid.modelfile import declared, reading
 from dae_hybrid.modelfile.limits import MAX_ENTRIES
 
 SCHEMA = json.loads(files("dae_hybrid.modelfile").joinpath("schema.json").read_text(encoding="utf-8"))
@@ -39,11 +39,11 @@ def test_keys_are_those_of_the_reader() -> None:
     assert set(top["run"]["properties"]) == set(reading.RUN)
     assert set(top["build"]["properties"]) == set(reading.BUILD)
     assert set(parts["transition"]["properties"]) == set(reading.TRANSITION)
-    assert set(parts["lookup"]["properties"]) == set(reading.LOOKUP)
+    assert set(parts["lookup"]["properties"]) == set(declared.LOOKUP)
     assert set(parts["motion"]["properties"]) == set(reading.MOTION)
     assert set(parts["mode"]["properties"]) == {"ode", *reading.EQUATIONS, *reading.MASS, "idle", "motion"}
     kinds = {kind["properties"]["kind"]["const"]: kind["propertyNames"]["enum"] for kind in parts["variable"]["oneOf"]}
-    assert kinds == {kind: [*reading.COMMON, *keys] for kind, keys in reading.VARIABLES.items()}
+    assert kinds == {kind: [*declared.COMMON, *keys] for kind, keys in declared.VARIABLES.items()}
     assert set(parts["functional"]["properties"]) == set(reading.FUNCTIONAL)
     assert top["dae_hybrid"]["const"] == reading.VERSION
     assert parts["size"]["maximum"] == MAX_ENTRIES
