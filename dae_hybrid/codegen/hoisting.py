@@ -46,6 +46,8 @@ def hoisted(functions: Mapping[str, ca.Function]) -> dict[str, ca.Function]:
         written = {key: inlined(functions[key]) for key in VECTORISED if key in functions}
         hot = {key: function for key, function in written.items() if function is not None}
     hot = {key: function for key, function in hot.items() if function.n_nodes() <= MAX_REWRITTEN_NODES}
+    if "pullback" not in hot:
+        hot.pop("tangent", None)
     if not hot:
         return result
     first = next(iter(hot.values()))

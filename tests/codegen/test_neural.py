@@ -162,6 +162,10 @@ def test_products_are_those_with_derivatives_and_transposed_ones() -> None:
     df, dg = (np.array(o).ravel() for o in tangent(*point, dx, dm, dp))
     np.testing.assert_allclose(df, matrices[2] @ dx + matrices[3] @ dp + matrices[4] @ dm, rtol=1e-12)
     np.testing.assert_allclose(dg, sum(g.T @ d for g, d in zip(matrices[5:], (dx, dp, dm), strict=True)), rtol=1e-12)
+    with pytest.MonkeyPatch.context() as patch:  # the tape belongs to a pullback, which is too long to be rewritten
+        patch.setattr("dae_hybrid.codegen.hoisting.MAX_REWRITTEN_NODES", found.n_nodes() - 1)
+        assert tangent.n_nodes() < found.n_nodes()
+        assert set(hoisted({"flow": function, "pullback": found, "tangent": tangent})) == {"flow", "constants"}
     split = hoisted({"flow": function, "pullback": found})
     c = split["constants"](*point)
     f, g, tape = split["tape"](*point, c)
