@@ -107,8 +107,9 @@ def report(verdicts: list[Verdict], title: str) -> str:
     if any(v.kind == "coarse" for v in verdicts):
         kinds = (kinds[0], "coarse", *kinds[1:])
     names = {"needless": "refused without need"}
-    rows = [["systems with a mode that is", "tried", *(names.get(k, k.lower()) for k in kinds)]]
     known = sorted({form for v in verdicts for form in v.forms} - {*FORMS, "implicit index 2"})
+    what = "systems with" if known else "systems with a mode that is"
+    rows = [[what, "tried", *(names.get(k, k.lower()) for k in kinds)]]
     for form in (*(() if known else (*FORMS, "implicit index 2")), *known, "any form"):
         of = [v for v in verdicts if form in v.forms or form == "any form"]
         found = Counter(v.kind for v in of)

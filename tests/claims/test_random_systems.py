@@ -84,7 +84,7 @@ def test_relations_are_events_and_ties_are_told(kind: int, seed: int) -> None:
 def test_what_is_stated_besides_equations_has_derivatives(
     family: Callable[[int], WithStatements], kind: str, seed: int
 ) -> None:
-    kinds = family(0).kinds
+    kinds = list(family(0).kinds)
     verdict = judge(family(seed * len(kinds) + kinds.index(kind)), native=seed > 0)
     assert verdict.kind in ("agree", "refused"), verdict
 

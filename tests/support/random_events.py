@@ -5,7 +5,9 @@ A system of `random_systems` gets statements of one kind; seed mod the number of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
+from types import MappingProxyType
 from typing import Any
 
 import casadi as ca
@@ -19,17 +21,17 @@ import dae_hybrid as dh
 class WithStatements(RandomSystem):
     """A random system with further statements; `x` is a state of every mode."""
 
-    kinds: tuple[str, ...]
+    kinds: Mapping[str, str]  # with the class of each
 
     @property
     def kind(self) -> str:
         """Kind of the statements."""
-        return self.kinds[self.seed % len(self.kinds)]
+        return list(self.kinds)[self.seed % len(self.kinds)]
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """The kind, in place of the formulations."""
-        return (self.kind,)
+        """The class and the kind, in place of the formulations."""
+        return (self.kinds[self.kind], f"{self.kinds[self.kind]}: {self.kind}")
 
     def model(self, how: Restatement | None = None) -> dh.HybridModel:
         """Declare the system; its restatements are those of the system below."""
@@ -84,10 +86,11 @@ class WithStatements(RandomSystem):
 class EventSystem(WithStatements):
     """A random system with conditions, clocks, queues or times in tables."""
 
-    kinds = (
-        "condition", "logic", "table of times", "clock", "time in memory", "delay", "values at the trigger", "priority",
-        "indicator",
-    )  # fmt: skip
+    kinds = MappingProxyType({
+        "condition": "conditions", "logic": "conditions", "indicator": "conditions",
+        "clock": "times", "table of times": "times", "time in memory": "times",
+        "delay": "queues", "values at the trigger": "queues", "priority": "queues",
+    })  # fmt: skip
 
     def _condition(self, m: dh.HybridModel, rng: np.random.Generator) -> None:
         flag = self._counter(m, rng)

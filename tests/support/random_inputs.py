@@ -5,6 +5,7 @@ A system of `random_systems` gets statements of one kind; seed mod the number of
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import casadi as ca
@@ -21,7 +22,9 @@ EXTREMA = ("maximum", "minimum", "maximum_abs", "time_of_maximum", "time_of_mini
 class InputSystem(WithStatements):
     """A random system with a peak, another start, a lookup table or a mass matrix."""
 
-    kinds = ("extremum", "level", "start", "table", "mass matrix")
+    kinds = MappingProxyType({
+        "extremum": "peaks", "level": "peaks", "start": "inputs", "table": "inputs", "mass matrix": "inputs"
+    })  # fmt: skip
 
     # -- kinds ----------------------------------------------------------------------------------------
 
@@ -103,5 +106,5 @@ class InputSystem(WithStatements):
 
 def input_system(seed: int, **limits: Any) -> InputSystem:
     """The system of a seed, without constraints; with explicit rates where there are tables or masses."""
-    explicit = InputSystem.kinds[seed % len(InputSystem.kinds)] in ("table", "mass matrix")
+    explicit = list(InputSystem.kinds)[seed % len(InputSystem.kinds)] in ("table", "mass matrix")
     return extended(InputSystem, Draw(seed, **({"sizes": 3, "forms": FORMS[: 4 if explicit else -1]} | limits)))
