@@ -8,7 +8,7 @@ from dae_hybrid.conditions import amplification, instants, resolution, sequences
 from dae_hybrid.numerics import algebraic, crossings, step_polynomial
 from dae_hybrid.port import failure_messages, native_batch, record_table, replay, segment_rules, stiffness
 from dae_hybrid.sensitivity import adjoint
-from dae_hybrid.simulation import automaton, event_logic, resting_guards
+from dae_hybrid.simulation import automaton, event_logic, resting_guards, zeno
 from dae_hybrid.system import excess, linearisation, reinitialisation, system, transition_map
 from dae_hybrid.trajectory import event_accuracy, grazing
 
@@ -31,9 +31,10 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     ),
     excess: ("EXCESS_TOLERANCE", ("NEGLIGIBLE", "LEAST_SHARE")),
     event_logic: (
-        "ZERO_ROUNDINGS", ("FIRED_VALUE_FACTOR", "RESIDUE"), "ZENO_INTERVALS", "ZENO_RATIO",
-        ("ZENO_REMAINDER", "ZENO_REST"), ("MAX_SIMULTANEITY_RTOLS", "WIDEST"), ("SIMULTANEITY_RTOLS", "ONE_INSTANT"),
+        "ZERO_ROUNDINGS", ("FIRED_VALUE_FACTOR", "RESIDUE"), ("MAX_SIMULTANEITY_RTOLS", "WIDEST"),
+        ("SIMULTANEITY_RTOLS", "ONE_INSTANT"),
     ),
+    zeno: ("ZENO_INTERVALS", "ZENO_RATIO", ("ZENO_REMAINDER", "ZENO_REST")),
     failure_messages: (("MIN_PROGRESS_SHARE", "STARVED"),),
     algebraic: (
         "RANK_TOLERANCE", "DOUBTFUL_TOLERANCE", ("STAGNATION_TOLERANCE", "STAGNANT"), "MULTIPLE_ROOT",

@@ -131,7 +131,7 @@ class Automaton:
             raise_if_cancelled()
             if self.keep == "final":
                 self.recording.drop_old()
-                del rules.times[:-RETAINED_EVENT_TIMES]
+                del rules.event_times.known[:-RETAINED_EVENT_TIMES]
             if self.stops.signals and self.stops.pass_knots(self.t):
                 jumped = self._pass_knots(armed)
             resting = self._at_rest(armed)
@@ -155,7 +155,7 @@ class Automaton:
                 while crossing is None and self.t < last and not (self._is_due() or self.stops.is_due(self.t)):
                     crossing, entry = self._segment(last, entry)  # paused without an event
             except ZenoError:
-                if rules.accumulation is None:
+                if rules.event_times.limit is None:
                     raise
                 return
             entering, source, pending = False, self.mode, entry.zero_band
@@ -394,7 +394,7 @@ class Automaton:
         mode, at = self.mode, self.at
         if error is None:
             raise AssertionError("a segment has an outcome or an error")
-        if isinstance(error, ZenoError) and self.rules.note_unresolved(error):
+        if isinstance(error, ZenoError) and self.rules.event_times.end_at_limit(error):
             return error
         self._keep_partial(task, error.rows, error.method or self.options.method)
         error.mode = error.mode or mode.name
@@ -430,7 +430,7 @@ class Automaton:
             span=self.span,
             max_events=min(left, NATIVE_EVENTS_PER_CALL) if self.keep == "final" else left,
             start=(self.at.x, self.at.xdot),
-            recent=self.rules.times[-RECENT_EVENT_TIMES:],
+            recent=self.rules.event_times.known[-RECENT_EVENT_TIMES:],
             ranges=self.rules.ranges,
             stayed_at_zero=self.rules.stayed_at_zero,
             directions=np.zeros((0, self.p.size)) if directions is None else directions.T,
@@ -462,7 +462,7 @@ class Automaton:
         for record, (value, _) in zip(records, measured(self.system.measurements, records, self.p), strict=True):
             self.costs[self.system.measurements[record.index].components] += value
         if self.recording.ledger.is_dropping:
-            del self.rules.times[:-RETAINED_EVENT_TIMES]
+            del self.rules.event_times.known[:-RETAINED_EVENT_TIMES]
 
     def _task(self, t_stop: float, entry: SegmentEntry, t_eval: Array | None, *, closed: bool) -> SegmentTask:
         mode, at = self.mode, self.at
@@ -568,7 +568,7 @@ class Automaton:
         if self.observer is not None:
             self.observer.on_transition(transition, event)
         self.plateau_sides.clear()
-        return transition.target is None or self.rules.accumulation is not None
+        return transition.target is None or self.rules.event_times.limit is not None
 
     def _trajectory(self, *, complete: bool) -> Trajectory:
         self.recording.ledger.close()
@@ -597,7 +597,7 @@ class Automaton:
             statistics=MappingProxyType(self.session.statistics() | {"native_events": self.recording.n_native}),
             notes=self.rules.notes(),
             turns=self.system.turns(self.session.turns()),
-            accumulation=self.rules.accumulation,
+            accumulation=self.rules.event_times.limit,
             start=self.start,
             final=(self.t, self.mode.index, self.at.x, self.at.m),
             complete=complete,

@@ -42,7 +42,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from dae_hybrid.errors import ChatteringError, DaeHybridError, EventError, NonFiniteError, ZenoError
+from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError
 from dae_hybrid.numerics.arrays import EPS, SMALLEST_NORMAL, Array
 from dae_hybrid.options import Options
 from dae_hybrid.port.failure_messages import SUSPECTS, guard_passed
@@ -52,6 +52,7 @@ from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.segment_rules import SAME_INSTANT, same_instant
 from dae_hybrid.simulation.firing import Firing
 from dae_hybrid.simulation.resting_guards import at_rest, still_at_start
+from dae_hybrid.simulation.zeno import EventTimes, chattering
 from dae_hybrid.system.schedule import Schedule
 from dae_hybrid.system.system import HybridSystem, ModeSystem
 from dae_hybrid.system.transition_map import TransitionMap
@@ -64,10 +65,6 @@ FIRED_VALUE_FACTOR = 4.0
 SIMULTANEITY_RTOLS = 10.0
 #: or up to this multiple if a second run shows errors of that size
 MAX_SIMULTANEITY_RTOLS = 1000.0
-#: events accumulate if this many successive intervals shrink by the same ratio, within this spread,
-ZENO_INTERVALS, ZENO_SPREAD, ZENO_RATIO, ZENO_WINDOW = 4, 0.01, 0.999, 12
-#: and the remainder of the series is below this share of the elapsed time
-ZENO_REMAINDER = 1e-6
 NO_GUARDS: Mapping[int, tuple[float, float]] = MappingProxyType({})
 
 
@@ -104,16 +101,15 @@ class EventLogic:
     due_sides: dict[int, tuple[int, bool]] = field(default_factory=dict)
     last_fired: int | None = None  # transition fired since the last evaluation of the guards
     relations_changed: bool = False  # in time, not by a reset, with no other transition since
-    times: list[float] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)  # elapsed periods, by periodic transition
     last_ticks: dict[int, int] = field(default_factory=dict)  # the period in which each fired last
     clock_ticks: dict[str, int] = field(default_factory=dict)  # ticks by clock whose mode has been left since
     shared_ticks: dict[str, int] = field(default_factory=dict)  # last ticks of statements that several modes share
     fired_once: set[int | str] = field(default_factory=set)  # keys of transitions at a given time that have fired
     past_on_entry: set[tuple[str, str]] = field(default_factory=set)
-    accumulation: float | None = None  # limit of accumulating events, once detected
 
     def __post_init__(self) -> None:
+        self.event_times = EventTimes(self.span, self.options)
         self.ranges = np.zeros(len(self.system.transitions))  # largest |guard| so far
         self.stayed_at_zero = np.zeros(len(self.system.transitions), dtype=np.int64)  # whether it stayed at zero
 
@@ -311,7 +307,7 @@ class EventLogic:
         self, mode: ModeSystem, t: float, at: StatePoint, p: Array, armed: frozenset[int]
     ) -> Mapping[int, tuple[float, float]]:
         """Return the transitions whose guards have been at rest at zero since mode entry; see `resting_guards`."""
-        if t == self.span[0] and not self.times:
+        if t == self.span[0] and not self.event_times.known:
             self.note_still(mode, t, at, p)
         self._arm(armed)
         places = {
@@ -319,12 +315,12 @@ class EventLogic:
             for i, index in enumerate(mode.guarded)
             if index not in armed and index not in self.fired_here
         }
-        if not self.times:
+        if not self.event_times.known:
             places = {i: transition for i, transition in places.items() if transition.is_sided}
         if not places:
             return NO_GUARDS
-        before = (time for time in reversed(self.times) if not same_instant(time, t, self.span[0]))
-        past = t - next(before, self.span[0]) if self.times else self.span[1] - self.span[0]
+        before = (time for time in reversed(self.event_times.known) if not same_instant(time, t, self.span[0]))
+        past = t - next(before, self.span[0]) if self.event_times.known else self.span[1] - self.span[0]
         at_zero = at_rest(places, mode, t, at, p, self.options, past)
         return {places[i].index: band for i, band in at_zero.items()}
 
@@ -475,10 +471,9 @@ class EventLogic:
                 self.clock_ticks[clock] = max(count, self.clock_ticks.get(clock, 0))
             self._leave_mode(transition, abs(guard) if math.isfinite(guard) else 0.0)
         if len(self.chain) > self.options.max_transitions_per_instant:
-            raise self._chattering(t)
+            raise chattering(self.system, self.chain, self.options.max_transitions_per_instant, t)
         if order == 0:
-            self.times.append(t)
-            self._watch_accumulation(transition, t)
+            self.event_times.add(t, transition, self.system.modes[transition.source].name)
         return order
 
     def note_time(self, transition: TransitionMap, count: int) -> None:
@@ -490,78 +485,6 @@ class EventLogic:
         if transition.shared:
             self.shared_ticks[transition.shared] = count
 
-    def _chattering(self, t: float) -> ChatteringError:
-        names = [self.system.transitions[i].name for i in self.chain]
-        cycle = list(dict.fromkeys(names[-min(len(names), 12) :]))
-        last = self.system.transitions[self.chain[-1]]
-        sliding = len(cycle) == 2 and len({self.system.transitions[i].source for i in self.chain[-2:]}) == 2
-        sliding = sliding or (len(cycle) == 1 and last.relation is not None)
-        what, surface = "two modes", f"{last.surface} = 0"
-        if last.relation is not None:
-            what, surface = f'two sides of the relation "{last.relation.memory}"', "of their equality"
-        return ChatteringError(
-            f"More than {self.options.max_transitions_per_instant} transitions at one instant; the cycle is "
-            f"{' -> '.join(cycle)}.",
-            transition=names[-1],
-            mode=self.system.modes[last.source].name,
-            time=t,
-            remedy=f"The {what} point at each other across the surface {surface}: a sliding mode. Model the "
-            "motion along it as a mode of its own: blend the two right-hand sides by a share, "
-            "theta = m.algebraic('theta', bounds=(0, 1)), and keep the surface by constraint=. Leave it to either side "
-            "by the rate of the surface function along that side's right-hand side, where it turns away, with "
-            "on_entry='fire': where theta would be outside on entry, the surface is crossed at once. Or part the two "
-            "guards by a hysteresis."
-            if sliding
-            else "Check the resets and guards of the cycle, or raise max_transitions_per_instant.",
-        )
-
-    def _watch_accumulation(self, transition: TransitionMap, t: float) -> None:
-        """Refuse intervals that shrink geometrically, whose sum is finite, before they fall below the step size."""
-        steps = np.diff(self.times[-ZENO_INTERVALS - 1 :])
-        if transition.trigger.is_timed or steps.size < ZENO_INTERVALS or not steps[-1] <= ZENO_RATIO * steps[-2]:
-            return
-        limit = self.accumulation_limit()
-        if limit is None or not t <= limit <= min(t + ZENO_REMAINDER * (t - self.span[0]), self.span[1]):
-            return
-        ratios = steps[1:] / steps[:-1]
-        if np.ptp(ratios) > ZENO_SPREAD * ratios[-1]:
-            return
-        self.accumulation = limit
-        if self.options.on_zeno == "end":
-            return
-        raise ZenoError(
-            f"Events accumulate at about t = {limit:.12g}: the last interval is {steps[-1]:.3g}, each {ratios[-1]:.3g} "
-            "of the one before.",
-            transition=transition.name,
-            mode=self.system.modes[transition.source].name,
-            time=t,
-            remedy="Model what happens at rest as a mode of its own, entered when the motion has become small, or end "
-            "the run there with on_zeno='end'.",
-        )
-
-    def accumulation_limit(self) -> float | None:
-        """Return the limit of the latest event times by Aitken's extrapolation; None if they do not accumulate."""
-        times = np.array(self.times[-ZENO_WINDOW - 2 :])
-        steps = np.diff(times)
-        shrink = steps[:-1] - steps[1:]
-        good = (shrink > 0) & (steps[1:] > 0)
-        if not good.size or not good[-1]:
-            return None
-        grown = np.flatnonzero(~good)
-        since = grown[-1] + 1 if grown.size else 0
-        # the median, since single intervals carry the error of the states
-        return float(np.median(times[2:][since:] + steps[1:][since:] ** 2 / shrink[since:]))
-
-    def note_unresolved(self, error: ZenoError) -> bool:
-        """Add the accumulation time to the error of unresolved events; return whether the run ends there."""
-        limit = self.accumulation_limit()
-        if limit is None:
-            return False
-        error.message += f" By their intervals they accumulate at about t = {limit:.12g}."
-        if self.options.on_zeno == "end":
-            self.accumulation = limit
-        return self.options.on_zeno == "end"
-
     def note_resting(self, mode: ModeSystem, pending: Array) -> None:
         """Note the guards that have not left zero in a segment."""
         for index, band in zip(mode.guarded, pending.tolist(), strict=True):
@@ -570,7 +493,7 @@ class EventLogic:
 
     def on_native_events(self, table: RecordTable, task: SegmentTask) -> None:
         """Update the rules after native events, with the task of the next segment."""
-        self.times += table.times[table.orders[table.is_event] == 0].tolist()
+        self.event_times.known += table.times[table.orders[table.is_event] == 0].tolist()
         self.advance_time()
         self._forget_sides()
         event, mode = table.last
@@ -593,8 +516,8 @@ class EventLogic:
         """Return the notes for `diagnostics`."""
         found = [past_on_entry(name, mode) for name, mode in sorted(self.past_on_entry)]
         found += resting(self.system, self.stayed_at_zero)
-        if self.accumulation is not None:
-            found.append(f"The run was ended: events accumulate at about t = {self.accumulation:.12g}.")
+        if self.event_times.limit is not None:
+            found.append(f"The run was ended: events accumulate at about t = {self.event_times.limit:.12g}.")
         return tuple(found)
 
 
