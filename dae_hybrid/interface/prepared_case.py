@@ -212,7 +212,8 @@ class CheckedCall:
         times = None if setup.t_eval is None else setup.t_eval.tobytes()
         starts = None if self.starts is None else self.starts.layout
         what = self.analysis, self._certify, self.indices, self.names
-        return setup.integrator.name, setup.options, setup.span, times, starts, *what
+        # systems that differ in their start share a graph
+        return self.system.initial, setup.integrator.name, setup.options, setup.span, times, starts, *what
 
     def outcomes(self, count: int) -> Outcomes:
         """Allocate buffers for the results of `count` runs."""

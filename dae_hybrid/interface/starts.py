@@ -26,6 +26,7 @@ from dae_hybrid.layout import IDLE, Layout
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_plan import TransitionGraph
 from dae_hybrid.statement.declarations import Mode
+from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.system.system import HybridSystem, check_built
 
 #: an initial value among parameters: ``x(0)``, or ``x(0)[2]`` of a vector
@@ -73,7 +74,7 @@ def started(
     ParameterError
         A name is unknown, or a value is missing or not finite.
     UnsupportedError
-        The system has no statement of its own.
+        The system has no statement of its own, or other initial values already.
 
     Examples
     --------
@@ -185,6 +186,11 @@ class StartChoice:
                 remedy=f"Give it as parameter '{twice[0]}(0)'.",
             )
         named = _differentiated(base, legal, wrt)
+        if base.initial.is_replaced and (entries or named or mode != base.initial.mode):
+            raise UnsupportedError(
+                f"'{system.name}' starts at values that started() has replaced, and they cannot be replaced again.",
+                remedy="Give all initial values, the mode and wrt in one call, for the system that build() returned.",
+            )
         loose = [name for name in named if name not in stated and len(entries.get(name, ())) < _size(legal, name)]
         if loose:
             raise ParameterError(
@@ -375,10 +381,20 @@ def _origin(system: HybridSystem) -> Origin:
 # -- names ------------------------------------------------------------------------------------------------------
 
 
+def _statement(system: HybridSystem) -> HybridModel | None:
+    """The statement of a system, also of one that `started` returned; None if it has none."""
+    if isinstance(system.remake, Origin):
+        return system.remake.model
+    reduced = None if system.remake is None else system.remake()
+    return _statement(reduced[1][0]) if reduced is not None and reduced[0] is _started_again else None
+
+
 def _legal(system: HybridSystem, mode: int) -> Layout:
     """The variables and memories that have an initial value in a mode."""
     own = (block for block in system.modes[mode].differential.blocks if block[0] != IDLE)
-    memories = ((name, size) for name, size in system.memory.blocks if system.signal(name) is None)
+    model = _statement(system)
+    declared = system.memory.names if model is None else model.declarations  # not the truth values of relations
+    memories = ((n, size) for n, size in system.memory.blocks if n in declared and system.signal(n) is None)
     return Layout((*own, *memories))
 
 
@@ -386,8 +402,8 @@ def _stated(system: HybridSystem, mode: int) -> tuple[str, ...]:
     """Those that the model states explicitly, also for other modes."""
     initial, legal = system.initial, _legal(system, mode)
     found = [name for name in initial.given.names if name in legal]
-    if isinstance(system.remake, Origin):
-        memories = (d for d in system.remake.model.of_kind("memory") if d.initial is not None)
+    if (model := _statement(system)) is not None:
+        memories = (d for d in model.of_kind("memory") if d.initial is not None)
         found += [d.name for d in memories if d.name in legal]
     return tuple(found)
 

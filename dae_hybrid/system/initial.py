@@ -80,6 +80,11 @@ class InitialMap:
     #: create `explicit` and `exact` with the given values at some places as an additional input
     explicit_at: Callable[[tuple[int, ...]], tuple[Kernel, Kernel] | None] = lambda _: None
 
+    @property
+    def is_replaced(self) -> bool:
+        """Whether numbers have replaced given values."""
+        return self.held_values is not None or isinstance(self.start, _Fixed)
+
     def at(self, places: tuple[int, ...], values: Array, held: Array | None = None) -> InitialMap:
         """Replace given values at some places by numbers, which do not depend on the parameters.
 

@@ -179,6 +179,18 @@ def test_batches_and_prepared_calls_give_the_same(system: dh.HybridSystem, call:
     np.testing.assert_array_equal(again.gradients, many.gradients)
 
 
+def test_systems_with_other_starts_share_no_runs(system: dh.HybridSystem) -> None:
+    """They share a graph, and must not share what was prepared for the start of one of them."""
+    for value in (1.0, 2.0, 1.5):
+        own = dh.started(system, x0={"y": value, "n": value}, start_mode="slow")
+        single = dh.adjoint_gradient(own, (0, 1), "G", **TIGHT)
+        many = dh.batch(own, (0, 1), parameters={"g": [9.81, 9.81]}, gradient="adjoint", **TIGHT)
+        np.testing.assert_allclose(many.functionals["G"], single.value, rtol=1e-9)
+        np.testing.assert_allclose(many.gradient["G"], [single.gradient] * 2, rtol=1e-7)
+        prepared = dh.prepare(own, (0, 1), derivatives="forward", **TIGHT)()
+        assert prepared.functionals["G"] == pytest.approx(single.value, rel=1e-9)
+
+
 def test_outputs_as_functions_of_initial_values(system: dh.HybridSystem) -> None:
     outputs = OutputMap(system, (0, 1), [0.3, 0.9], ["y", "w"], x0={"y": 1.5, "n": 1.0}, wrt=["y(0)", "g"], **TIGHT)
     values, derivatives = outputs.derivatives()
@@ -261,6 +273,36 @@ def test_a_parameter_is_a_value_and_no_shift(system: dh.HybridSystem) -> None:
 def test_starts_that_do_not_exist(system: dh.HybridSystem, call: dict[str, Any], said: str) -> None:
     with pytest.raises(dh.ParameterError, match=said):
         dh.simulate(system, (0, 1), **call)
+
+
+@pytest.mark.parametrize("call", [{"x0": {"y": 1.0}}, {"x0": {"n": 1.0}}, {"start_mode": "slow"}, {"wrt": "y(0)"}])
+def test_values_are_replaced_once(system: dh.HybridSystem, call: dict[str, Any]) -> None:
+    """Further values would drop those that were given before."""
+    for own in (dh.started(system, x0={"w": [1.0, 2.0, 3.0]}), dh.started(system, x0={"v": 1.0, "n": 2.0})):
+        with pytest.raises(dh.UnsupportedError, match="they cannot be replaced again"):
+            dh.started(own, **call)
+        if "wrt" not in call:
+            with pytest.raises(dh.UnsupportedError, match="they cannot be replaced again"):
+                dh.batch(own, (0, 1), **call)
+
+
+def test_a_mode_before_its_values(system: dh.HybridSystem) -> None:
+    own = dh.started(system, start_mode="slow")
+    for value in (1.0, 2.0):
+        then = dh.simulate(own, (0, 1), x0={"y": value}, **TIGHT).functionals["G"]
+        assert then == dh.simulate(system, (0, 1), x0={"y": value}, start_mode="slow", **TIGHT).functionals["G"]
+
+
+def test_truth_values_of_relations_are_no_initial_values() -> None:
+    m = dh.HybridModel("switch")
+    p, x = m.parameter("p", 0.5), m.differential("x")
+    m.initial(m.mode("run", ode={x: ca.if_else(x < p, 1, 2)}), {x: 0.0})
+    system = m.build()
+    assert "x < p" in system.memory
+    with pytest.raises(dh.ParameterError, match="'x < p' is no variable or memory with an initial value"):
+        dh.simulate(system, (0, 1), x0={"x < p": 0.0})
+    with pytest.raises(dh.ParameterError, match="unknown parameter 'x < p\\(0\\)'"):
+        dh.forward_sensitivity(system, (0, 1), wrt="x < p(0)")
 
 
 def test_initial_values_that_are_none(system: dh.HybridSystem) -> None:
