@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 
 import casadi as ca
 import numpy as np
@@ -49,7 +50,7 @@ def with_values(system: HybridSystem, origin: Origin, mode: int, names: Sequence
         An initial value is missing, or the initial equations do not suit the mode.
     """
     options, kinks = origin.options, origin.options["kinks"] == "events"
-    plain = rewritten(origin.model, kinks=kinks)
+    plain = _rewritten_in(origin.model, system.modes[mode].name, partial(rewritten, kinks=kinks))
     model, _ = with_relations(_restated(system, plain, mode, names), kinks=kinks)
     builders = Builders(model, eliminate=options["eliminate"], direct=options["index2"] == "direct")
     memories = [name for name in names if any(label in system.memory.labels() for label in (name, f"{name}[0]"))]
@@ -81,7 +82,8 @@ def with_parameters(
     """
     stated = origin.model
     if any(own.mass is not None for own in stated.modes.values()):
-        stated = with_single_states(stated, kinks=origin.options["kinks"] == "events")
+        rewrite = partial(with_single_states, kinks=origin.options["kinks"] == "events")
+        stated = _rewritten_in(stated, system.modes[mode].name, rewrite)
     model = _restated(system, stated, mode, [*names, *given])
     start = model.start
     if start is None:
@@ -107,6 +109,21 @@ def with_parameters(
     model.start = replace(start, values=values)
     built = model.build(**(origin.options | {"native": origin.options["native"] is not False}))
     return replace(built, hidden_blocks=len(names))
+
+
+def _rewritten_in(model: HybridModel, mode: str, rewrite: Callable[[HybridModel], HybridModel]) -> HybridModel:
+    """Rewrite a model that starts in a mode: stated values give the combinations that a mass matrix makes states there.
+
+    Where they do not suffice, the combinations are left without values.
+    """
+    if model.start is None or all(own.mass is None for own in model.modes.values()):
+        return rewrite(model)
+    moved = copy(model)
+    moved.start = replace(model.start, mode=model.modes[mode])
+    try:
+        return rewrite(moved)
+    except ModelError:
+        return rewrite(model)
 
 
 def stated_value(model: HybridModel, name: str) -> ca.MX:

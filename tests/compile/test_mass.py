@@ -313,6 +313,20 @@ def test_a_combination_may_start_elsewhere() -> None:
     assert np.allclose(gradient, -0.5 * np.exp(rate), rtol=1e-7)
 
 
+def test_a_run_may_start_in_a_mode_with_other_combinations() -> None:
+    """The values that the model states give the states of any mode."""
+    system, model = switched().build(), switched()
+    u1, u2 = (model.declarations[name].symbol for name in ("u1", "u2"))
+    model.start = None
+    model.initial("two", {u1: 0.5, u2: 0.0})
+    stated = dh.adjoint_gradient(model.build(), (0, 3), "G", **TIGHT)
+    called = dh.adjoint_gradient(system, (0, 3), "G", start_mode="two", **TIGHT)
+    assert np.isclose(called.value, stated.value, rtol=1e-10)
+    assert np.allclose(called.gradient, stated.gradient, rtol=1e-8)
+    one = dh.adjoint_gradient(switched().build(), (0, 3), "G", start_mode="one", **TIGHT)
+    assert np.allclose(one.gradient, dh.adjoint_gradient(system, (0, 3), "G", **TIGHT).gradient)
+
+
 def test_what_is_refused() -> None:
     m = dh.HybridModel("refused")
     x, y, z = m.differential("x"), m.differential("y"), m.algebraic("z")
