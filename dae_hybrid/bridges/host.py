@@ -100,13 +100,12 @@ class HostFunction:
             raise OptionError("outputs= and t_eval= belong together: variables, and the times at which they are taken.")
         if outputs is not None and functional is not None:
             raise OptionError("Either functional= or outputs= at t_eval= is the result, not both.")
-        system, x0 = parted(system, x0, start_mode, wrt)
+        system, self._start = parted(system, x0, start_mode, wrt)
         self._system, self._span, self._raises = system, t_span, on_failure == "raise"
         self._indices = list(system.parameter_indices(wrt))
         self._fixed = system.parameter_vector(parameters)
         self._workers = cores() if workers is None else workers
         self._call: dict[str, Any] = {"adapter": adapter, "strict": strict, "workers": workers, **options}
-        self._start: dict[str, Any] = {"x0": x0, "start_mode": start_mode}
         self._wrt = wrt if wrt is None or isinstance(wrt, str) else list(wrt)
         self._map: OutputMap | None = None
         if outputs is not None:

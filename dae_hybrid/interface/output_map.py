@@ -117,7 +117,7 @@ class OutputMap:
             (system, t_span, t_eval, names),
             {"wrt": self._chosen, "x0": x0, "start_mode": start_mode, "adapter": adapter, "strict": strict},
         )
-        system, x0 = parted(system, x0, start_mode, wrt)
+        system, start = parted(system, x0, start_mode, wrt)
         self._system = system
         setup = RunBuilder(system, t_span, None, t_eval, adapter, options)
         RunBuilder(system, t_span, None, t_eval, adapter, options, "forward").conditions(strict=strict)
@@ -127,8 +127,8 @@ class OutputMap:
         labels = system.parameters.labels()
         self.wrt = tuple(labels[i] for i in self._indices)
         self.labels, self.shape = self.layout.labels(), (self.t.size, self.layout.size)
-        self._functional = OutputFunctional(system, self.t, self.layout.names, columns, x0, start_mode)
-        self._started = started(system, x0=x0, start_mode=start_mode)
+        self._functional = OutputFunctional(system, self.t, self.layout.names, columns, **start)
+        self._started = started(system, **start)
 
     def __reduce__(self) -> tuple[Any, ...]:
         positional, named = self._given

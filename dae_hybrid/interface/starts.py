@@ -111,14 +111,22 @@ def for_call(
 
 def parted(
     system: HybridSystem, x0: ParameterTable, start_mode: Mode | str | None, wrt: object
-) -> tuple[HybridSystem, Mapping[str, Array] | None]:
-    """Return a system with the parameters by which a function differentiates, and what remains of `x0`."""
-    if not _changes(x0, start_mode, wrt):
-        return system, None
-    choice = StartChoice.of(system, x0, start_mode, wrt)
-    choice.refuse_shifts()
-    values = choice.single(x0)
-    return choice.base_at(values), choice.rest(values)
+) -> tuple[HybridSystem, dict[str, Any]]:
+    """Return a system with the parameters by which a function differentiates, and what remains of `x0` and `start_mode`.
+
+    A system that `started` returned is parted in the same way.
+    """
+    remaining: dict[str, Any] = {"x0": x0, "start_mode": start_mode}
+    if _changes(x0, start_mode, wrt):
+        choice = StartChoice.of(system, x0, start_mode, wrt)
+        choice.refuse_shifts()
+        values = choice.single(x0)
+        system, remaining["x0"] = choice.base_at(values), choice.rest(values)
+    if (given := _given_before(system)) is None:
+        return system, remaining
+    original, before, mode, names = given
+    base, own = parted(original, before or None, mode, names)
+    return replace(base, nominal=system.nominal), {"x0": own["x0"] or remaining["x0"], "start_mode": mode}
 
 
 def _changes(x0: ParameterTable, start_mode: Mode | str | None, wrt: object) -> bool:
@@ -345,12 +353,19 @@ def _started_again(system: HybridSystem, values: Mapping[str, Array], mode: str,
 
 
 def as_built(system: HybridSystem) -> tuple[HybridSystem, tuple[str, ...]]:
-    """Return the system that `build` returned, and the initial mode and the parameters that a call has changed."""
+    """Return the system that `build` returned, and the initial mode, parameters and values that a call has changed."""
     reduced = None if system.remake is None else system.remake()
-    if reduced is None or reduced[0] is not _carrier_again:
+    if reduced is None or reduced[0] not in (_carrier_again, _started_again):
         return system, ()
-    original, _, mode, wrt = reduced[1]
-    return original, (mode, *wrt)
+    original, given, mode, wrt = reduced[1]
+    values = given.items() if isinstance(given, Mapping) else ()
+    return original, (mode, *wrt, *(f"{label} = {value.tolist()}" for label, value in values))
+
+
+def _given_before(system: HybridSystem) -> tuple[Any, ...] | None:
+    """The arguments of `_started_again` for a system with numbers or a mode of `started`; None for others."""
+    reduced = None if system.remake is None or isinstance(system.remake, Origin) else system.remake()
+    return None if reduced is None or reduced[0] is not _started_again else reduced[1]
 
 
 def _carrier_again(system: HybridSystem, names: Sequence[str], mode: str, wrt: tuple[str, ...]) -> HybridSystem:
@@ -385,8 +400,8 @@ def _statement(system: HybridSystem) -> HybridModel | None:
     """The statement of a system, also of one that `started` returned; None if it has none."""
     if isinstance(system.remake, Origin):
         return system.remake.model
-    reduced = None if system.remake is None else system.remake()
-    return _statement(reduced[1][0]) if reduced is not None and reduced[0] is _started_again else None
+    given = _given_before(system)
+    return None if given is None else _statement(given[0])
 
 
 def _legal(system: HybridSystem, mode: int) -> Layout:

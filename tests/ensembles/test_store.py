@@ -207,6 +207,17 @@ def test_the_same_model_built_or_restored_again_is_the_same(whole: Path, system:
         assert dh.ensemble(same, (0, 1), store=whole, **client.CALL).complete
 
 
+@pytest.mark.parametrize("wrt", [None, "x(0)"])
+def test_a_store_knows_the_start(system: dh.HybridSystem, tmp_path: Path, wrt: str | None) -> None:
+    call: dict[str, Any] = {"parameters": {"k": [1.0, 2.0]}, "store": tmp_path / "store"}
+    first = dh.ensemble(dh.started(system, x0={"x": 2.0}, wrt=wrt), (0, 1), **call)
+    np.testing.assert_allclose(first.values, 2 * dh.ensemble(system, (0, 1), parameters=call["parameters"]).values)
+    again = dh.ensemble(dh.started(system, x0={"x": 2.0}, wrt=wrt), (0, 1), **call)
+    np.testing.assert_array_equal(again.values, first.values)
+    with pytest.raises(dh.StoreError, match="start|nominal"):
+        dh.ensemble(dh.started(system, x0={"x": 3.0}, wrt=wrt), (0, 1), **call)
+
+
 def test_a_folder_that_is_no_store_is_refused(system: dh.HybridSystem, tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(dh.StoreError, match="not the store"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -374,12 +375,20 @@ def test_invalid_factors(bad: Any) -> None:
         BALL.jvp(None, bad if np.shape(bad) != (3,) else np.ones(2))
 
 
-def test_a_system_that_is_derived_from_another() -> None:
-    from dae_hybrid.interface.starts import started
+@pytest.mark.parametrize("wrt", [None, ["y(0)", "e"]])
+def test_a_system_that_starts_elsewhere(wrt: list[str] | None) -> None:
+    """The start of `started` is that of x0=."""
+    call: dict[str, Any] = {"wrt": wrt, **TIGHT}
+    own = OutputMap(dh.started(BALL._system, x0={"y": 1.1, "v": 0.2}, wrt=wrt), (0, 1), [0.3, 0.9], "y", **call)
+    other = OutputMap(BALL._system, (0, 1), [0.3, 0.9], "y", x0={"y": 1.1, "v": 0.2}, **call)
+    assert own.wrt == other.wrt
+    np.testing.assert_allclose(own.values(), other.values(), rtol=1e-12)
+    np.testing.assert_allclose(own.vjp(None, [[1.0], [2.0]]), other.vjp(None, [[1.0], [2.0]]), rtol=1e-10)
 
-    derived = started(BALL._system, x0={"y": 1.0})
+
+def test_a_system_that_is_derived_from_another() -> None:
     with pytest.raises(dh.UnsupportedError, match="derived"):
-        OutputMap(derived, (0, 1), [0.5], "y")
+        OutputMap(replace(BALL._system, remake=None), (0, 1), [0.5], "y")
 
 
 # -- size ---------------------------------------------------------------------------------------------------

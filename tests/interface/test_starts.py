@@ -191,6 +191,17 @@ def test_systems_with_other_starts_share_no_runs(system: dh.HybridSystem) -> Non
         assert prepared.functionals["G"] == pytest.approx(single.value, rel=1e-9)
 
 
+@pytest.mark.parametrize("derivatives", ["forward", "adjoint"])
+def test_a_fit_of_initial_values(system: dh.HybridSystem, derivatives: Any) -> None:
+    """One value for each experiment, beside other values that are fixed."""
+    own, t = dh.started(system, x0={"v": 0.5, "n": 1.0, "y": 1.0}, wrt=["y(0)"]), np.linspace(0.05, 0.3, 6)
+    truth = {"g": 8.0}
+    runs = [dh.simulate(own, (0, 0.3), parameters={**truth, "y(0)": y}, t_eval=t, **TIGHT) for y in (1.2, 1.7)]
+    data = [dh.Experiment({"y": run["y"], "v": run["v"]}, t) for run in runs]
+    found = dh.fit(own, data, ["g", "y(0)"], local=["y(0)"], derivatives=derivatives, **TIGHT).parameters
+    assert found == pytest.approx({**truth, "y(0)(1)": 1.2, "y(0)(2)": 1.7}, rel=1e-6)
+
+
 def test_outputs_as_functions_of_initial_values(system: dh.HybridSystem) -> None:
     outputs = OutputMap(system, (0, 1), [0.3, 0.9], ["y", "w"], x0={"y": 1.5, "n": 1.0}, wrt=["y(0)", "g"], **TIGHT)
     values, derivatives = outputs.derivatives()
