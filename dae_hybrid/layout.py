@@ -51,6 +51,13 @@ class Layout:
     def __contains__(self, name: object) -> bool:
         return name in self._slices
 
+    def find(self, name: object) -> slice | None:
+        """Slice of a name, or of the entry with that label; None if there is none."""
+        if name in self._slices:
+            return self._slices[str(name)]
+        place = self._places.get(name)
+        return None if place is None else slice(place, place + 1)
+
     def shape(self, name: str) -> tuple[int, int] | None:
         """Rows and columns of a matrix, None for a number or a vector."""
         return dict(self.shapes).get(name)
@@ -58,6 +65,10 @@ class Layout:
     def labels(self) -> tuple[str, ...]:
         """One label per entry: ``x`` for scalars, ``x[0]``, ``x[1]``, ... for vectors, ``x[0,1]`` for matrices."""
         return self._labels
+
+    @cached_property
+    def _places(self) -> dict[object, int]:
+        return {label: place for place, label in enumerate(self._labels)}
 
     @cached_property
     def _labels(self) -> tuple[str, ...]:

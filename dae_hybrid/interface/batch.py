@@ -61,8 +61,9 @@ def batch(
     system, t_span, t_eval, adapter, **options
         As in `simulate`; common to all runs.
     parameters : array, shape (N, n_parameters), mapping or DataFrame, optional
-        One row per run, in order of declaration; or by name, shape (N,), (N, size) for a vector, or one value for all
-        runs. Missing names take their nominal values. A run with a non-finite value fails; the others continue.
+        One row per run, in order of declaration; or by name or entry (``"K[0,1]"``), shape (N,), (N, size) for a
+        vector, or one value for all runs. Missing names take their nominal values. A run with a non-finite value fails;
+        the others continue.
     x0 : array, shape (N, n), or mapping, optional
         Initial values, in the same forms, of differential variables and memories, or entries (``"v[2]"``), as in
         `simulate`. An array gives those of all variables with a value in `HybridModel.initial`.

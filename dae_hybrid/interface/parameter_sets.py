@@ -59,12 +59,18 @@ def read_table(what: str, given: ParameterTable, layout: Layout, default: Array 
 
 
 def _by_name(what: str, given: Mapping[str, Any], layout: Layout, default: Array | None) -> Array:
-    unknown = [name for name in given if name not in layout]
-    if unknown:
-        raise ParameterError(
-            f"{what}: unknown name {unknown[0]!r}.", remedy=f"Names: {', '.join(layout.names) or 'none'}."
-        )
-    columns = {name: _column(what, name, value, layout) for name, value in given.items()}
+    parts, columns, seen = dict[str, slice](), dict[str, Array](), set[int]()
+    for name, value in given.items():
+        part = layout.find(name)
+        if part is None:
+            raise ParameterError(
+                f"{what}: unknown name {name!r}.", remedy=f"Names: {', '.join(layout.names) or 'none'}."
+            )
+        places = set(range(part.start, part.stop))
+        if not seen.isdisjoint(places):
+            raise ParameterError(f"{what}: {name!r} is given twice, as a whole and by its entries.")
+        seen |= places
+        parts[name], columns[name] = part, _column(what, name, value, layout)
     counts = {name: len(column) for name, column in columns.items() if len(column) != 1}
     if len(set(counts.values())) > 1:
         raise ParameterError(f"{what}: all names need the same number of values, got {counts}.")
@@ -72,12 +78,13 @@ def _by_name(what: str, given: Mapping[str, Any], layout: Layout, default: Array
     if default is not None:
         rows[:] = default
     for name, column in columns.items():
-        rows[:, layout[name]] = column
+        rows[:, parts[name]] = column
     return rows
 
 
 def _column(what: str, name: str, value: Any, layout: Layout) -> Array:
-    size, numbers = layout[name].stop - layout[name].start, _numbers(f"{what}[{name!r}]", value)
+    size = layout[name].stop - layout[name].start if name in layout else 1
+    numbers = _numbers(f"{what}[{name!r}]", value)
     shape = layout.shape(name)
     if shape is not None and numbers.shape[-2:] == shape and numbers.ndim in (2, 3):
         return numbers.reshape(-1, size)

@@ -112,7 +112,7 @@ def for_call(
 def parted(
     system: HybridSystem, x0: ParameterTable, start_mode: Mode | str | None, wrt: object
 ) -> tuple[HybridSystem, dict[str, Any]]:
-    """Return a system with the parameters by which a function differentiates, and what remains of `x0` and `start_mode`.
+    """Return a system with the parameters by which a function differentiates, and what remains of the start.
 
     A system that `started` returned is parted in the same way.
     """

@@ -77,7 +77,7 @@ class OptimizationProblem:
     wrt : str or sequence of str, optional
         Parameters and initial values (``"x(0)"``) to optimise; default all parameters.
     bounds : mapping of str to (lower, upper), optional
-        Bounds of parameters, in the same form.
+        Bounds of parameters, or of their entries (``"K[0,1]"``), in the same form.
     parameters : mapping, labelled array or array, optional
         Start of the optimised parameters and values of the others, as in `simulate`; default nominal.
     scale : {"linear", "log", "logit"}, float, or mapping of str to these, optional

@@ -37,15 +37,13 @@ class Variables:
         self.indices = list(system.parameter_indices(wrt))
         labels = system.parameters.labels()
         self.labels = tuple(labels[i] for i in self.indices)
+        own: dict[int, Any] = {} if isinstance(scale, Mapping) else dict.fromkeys(self.indices, scale)
         if isinstance(scale, Mapping):
-            _named("scale", system, scale, self.indices)
-        layout = system.parameters
-        of_entry = {i: name for name in layout.names for i in range(layout[name].start, layout[name].stop)}
+            own = {i: s for _, part, s in _named("scale", system, scale, self.indices) for i in _places(part)}
         lower, upper = np.full(fixed.size, -np.inf), np.full(fixed.size, np.inf)
-        for name, pair in _named("bounds", system, bounds, self.indices):
-            part = system.parameters[name]
+        for name, part, pair in _named("bounds", system, bounds, self.indices):
             lower[part], upper[part] = bound_pair(f"bounds[{name!r}]", pair, part.stop - part.start)
-        scales = tuple(scale_of(of_entry[i], scale) for i in self.indices)
+        scales = tuple(scale_of(labels[i], own.get(i)) for i in self.indices)
         self._scaling = Scaling(lower[self.indices], upper[self.indices], scales)
         self.x0 = self._scaling.scaled(self._scaling.checked_start(self.labels, fixed[self.indices]))
         self.lower, self.upper = self._scaling.scaled_bounds
@@ -78,11 +76,7 @@ class Variables:
     def _by_name(self, given: Mapping[str, ArrayLike]) -> Array:
         """Values of the optimised parameters: those given, and the default start of the others."""
         all_given, found = self._system.parameter_vector(given), self._fixed.copy()
-        layout, labels = self._system.parameters, self._system.parameters.labels()
-        for name in given:
-            entries = layout[name] if name in layout else slice(labels.index(name), labels.index(name) + 1)
-            if entries.start not in self.indices:
-                raise ParameterError(f"x0 names '{name}', which is not among wrt.")
+        for _, entries, _ in _named("x0", self._system, given, self.indices):
             found[entries] = all_given[entries]
         return np.asarray(found[self.indices])
 
@@ -99,23 +93,30 @@ class Variables:
     def named(self, p: Array) -> dict[str, Any]:
         """Values of the optimised parameters by name."""
         chosen, layout = set(self.indices), self._system.parameters
-        parts = {name: layout[name] for name in layout.names if layout[name].start in chosen}
+        parts = {name: layout[name] for name in layout.names if not chosen.isdisjoint(_places(layout[name]))}
         shapes = {n: layout.shape(n) or (s.stop - s.start,) for n, s in parts.items()}
         return {n: float(p[s][0]) if shapes[n] == (1,) else p[s].reshape(shapes[n]).copy() for n, s in parts.items()}
 
 
-def _named(what: str, system: HybridSystem, given: Any, indices: Sequence[int]) -> list[tuple[str, Any]]:
-    """The entries of a mapping by parameter, of which all have to be optimised."""
+def _named(what: str, system: HybridSystem, given: Any, indices: Sequence[int]) -> list[tuple[str, slice, Any]]:
+    """Names, slices and values of a mapping by parameters, or entries of these, of which some have to be optimised."""
     if given is None:
         return []
     if not isinstance(given, Mapping):
         raise OptionError(f"{what} must be a mapping by the names of parameters, got {shown(given)}.")
-    for name in given:
-        if name not in system.parameters:
+    found = []
+    for name, value in given.items():
+        part = system.parameters.find(name)
+        if part is None:
             raise ParameterError(
                 f"{what} names {shown(name)}, which is not a parameter of '{system.name}'.",
                 remedy=f"Parameters: {', '.join(system.parameters.names) or 'none'}.",
             )
-        if system.parameters[name].start not in indices:
+        if set(_places(part)).isdisjoint(indices):
             raise ParameterError(f"{what} names '{name}', which is not among wrt.")
-    return list(given.items())
+        found.append((name, part, value))
+    return found
+
+
+def _places(part: slice) -> range:
+    return range(part.start, part.stop)

@@ -371,11 +371,8 @@ class HybridSystem(NotPicklable):
 
     def _parameter_slice(self, name: object) -> slice:
         """Slice of a parameter, or of one of its entries, in the flat vector."""
-        if isinstance(name, str):
-            if name in self.parameters:
-                return self.parameters[name]
-            with suppress(ValueError):
-                return slice(i := self.parameters.labels().index(name), i + 1)
+        if isinstance(name, str) and (found := self.parameters.find(name)) is not None:
+            return found
         position = "" if isinstance(name, str) else " To give all values by position, pass an array without labels."
         raise ParameterError(
             f"Unknown parameter {name!r}.",

@@ -214,7 +214,7 @@ def test_a_store_knows_the_start(system: dh.HybridSystem, tmp_path: Path, wrt: s
     np.testing.assert_allclose(first.values, 2 * dh.ensemble(system, (0, 1), parameters=call["parameters"]).values)
     again = dh.ensemble(dh.started(system, x0={"x": 2.0}, wrt=wrt), (0, 1), **call)
     np.testing.assert_array_equal(again.values, first.values)
-    with pytest.raises(dh.StoreError, match="start|nominal"):
+    with pytest.raises(dh.StoreError, match=r"start|nominal"):
         dh.ensemble(dh.started(system, x0={"x": 3.0}, wrt=wrt), (0, 1), **call)
 
 

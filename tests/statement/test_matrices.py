@@ -91,6 +91,31 @@ def test_tables_of_runs(system: dh.HybridSystem) -> None:
     np.testing.assert_allclose(one.functionals["G"], [exact(2 * A), exact(2 * A, u=0.1)], rtol=1e-9)
 
 
+def test_tables_of_entries(system: dh.HybridSystem) -> None:
+    values = [-0.2, 0.4]
+    sets = np.array([A, A])
+    sets[:, 1, 0] = values
+    many = dh.batch(system, (0, 1), parameters={"A[1,0]": values, "c": 2.0}, gradient="adjoint", **TIGHT)
+    np.testing.assert_allclose(many.functionals["G"], [exact(a) for a in sets], rtol=1e-9)
+    with pytest.raises(dh.ParameterError, match=r"'A\[1,0\]' is given twice"):
+        dh.batch(system, (0, 1), parameters={"A": sets, "A[1,0]": values})
+    with pytest.raises(dh.ParameterError, match=r"unknown name 'A\[2,0\]'"):
+        dh.batch(system, (0, 1), parameters={"A[2,0]": values})
+
+
+def test_optima_in_entries(system: dh.HybridSystem) -> None:
+    """Bounds and scales by entry; the result is the whole matrix, of which only the entry has changed."""
+    problem = dh.OptimizationProblem(
+        system, (0, 1), "G", wrt=["A[1,2]", "u"], bounds={"A[1,2]": (0.1, 0.6), "u": (0.5, 0.9)},
+        scale={"A[1,2]": "log"}, **TIGHT,
+    )  # fmt: skip
+    assert problem.x0.tolist() == [np.log(0.4), 0.7]
+    found, best = problem.minimize(), A.copy()
+    best[1, 2] = 0.1
+    np.testing.assert_allclose(found.parameters["A"], best, rtol=1e-6)
+    assert found.value == pytest.approx(exact(best, u=0.5), rel=1e-6)
+
+
 def test_optima_are_matrices(system: dh.HybridSystem) -> None:
     problem = dh.OptimizationProblem(system, (0, 1), "G", wrt=["A", "u"], **TIGHT)
     named = problem.parameters(problem.x0)
