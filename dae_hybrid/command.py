@@ -17,6 +17,7 @@ from dae_hybrid.fitting.experiment import Experiment
 from dae_hybrid.fitting.fit import fit
 from dae_hybrid.interface.api import adjoint_gradient, simulate
 from dae_hybrid.interface.gradient_check import check_gradient
+from dae_hybrid.interface.starts import started
 from dae_hybrid.named_models import NamedModel, UsageError, named_model
 from dae_hybrid.port.records import EventRecord
 from dae_hybrid.progress import Progress
@@ -125,6 +126,11 @@ def _command(
         help="set a parameter, a vector by numbers with commas; may be repeated",
     )  # fmt: skip
     command.add_argument(
+        "--x0", action="append", default=[], metavar="VARIABLE=VALUE",
+        help="set an initial value in the same way, in place of that of the model",
+    )  # fmt: skip
+    command.add_argument("--start-mode", metavar="MODE", help="initial mode (default: that of the model)")
+    command.add_argument(
         "--t-span", type=float, nargs=2, metavar=("START", "END"),
         help="interval of the run (default: of the model file or problem)",
     )  # fmt: skip
@@ -145,22 +151,23 @@ def _span(model: NamedModel, arguments: argparse.Namespace) -> tuple[float, floa
 
 
 def _options(model: NamedModel, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Tolerances and parameters."""
+    """Tolerances, parameters and start."""
     found: dict[str, Any] = {}
     for key, default in (("rtol", 1e-8), ("atol", 1e-12)):
         stated = getattr(arguments, key)
         found[key] = model.run.get(key, default) if stated is None else stated
-    return found | {"parameters": _assignments(arguments.set)}
+    x0 = _assignments("--x0", arguments.x0) or None
+    return found | {"parameters": _assignments("--set", arguments.set), "x0": x0, "start_mode": arguments.start_mode}
 
 
-def _assignments(texts: Sequence[str]) -> dict[str, Any]:
+def _assignments(flag: str, texts: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for text in texts:
         name, _, value = text.partition("=")
         try:
             numbers = [float(part) for part in value.split(",")]
         except ValueError:
-            raise UsageError(f"--set takes PARAMETER=VALUE with a number, got {text!r}.") from None
+            raise UsageError(f"{flag} takes NAME=VALUE with a number, got {text!r}.") from None
         values[name.strip()] = numbers[0] if len(numbers) == 1 else numbers
     return values
 
@@ -296,7 +303,9 @@ def _fit(arguments: argparse.Namespace) -> None:
     span = _span(model, arguments) if stated else None
     experiments = Experiment.from_table(table, data, time=arguments.time, sigma=arguments.sigma, t_span=span)
     bounds = {name: pair for name, pair in model.bounds.items() if name in arguments.free}
-    found = fit(model.build(), experiments, arguments.free, bounds=bounds or None, **options)
+    start = {key: options.pop(key) for key in ("x0", "start_mode")}
+    system = started(model.build(), **start, wrt=arguments.free)
+    found = fit(system, experiments, arguments.free, bounds=bounds or None, **options)
     print(found)
     if output is not None:
         _write(output, {"parameter": found.labels, "estimate": found.estimates})

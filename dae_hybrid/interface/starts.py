@@ -202,7 +202,7 @@ class StartChoice:
         loose = [name for name in named if name not in stated and len(entries.get(name, ())) < _size(legal, name)]
         if loose:
             raise ParameterError(
-                f"wrt: the model gives {', '.join(loose)} no initial value.",
+                f"wrt: the model gives {', '.join(loose)} no initial value as a whole.",
                 variables=loose,
                 remedy=f"It gives those of {', '.join(stated) or 'none'}; x0= gives others.",
             )
@@ -451,7 +451,7 @@ def _chosen(system: HybridSystem, mode: int, legal: Layout, stated: Sequence[str
     for name, entries in _entries(legal, layout).items():
         if name not in stated and len(entries) < sizes[name]:
             raise ParameterError(
-                f"x0: the model gives '{name}' no initial value, so that x0 needs all of its entries.",
+                f"x0: the model gives '{name}' no initial value as a whole, so that x0 needs all of its entries.",
                 mode=where,
                 variables=[name],
             )

@@ -132,6 +132,27 @@ def test_fit_respects_the_limits_of_the_file(decay: str, tmp_path: Path, capsys:
     assert "no column t, y; its columns are s, height" in capsys.readouterr().err
 
 
+def test_other_starts(decay: str, tmp_path: Path, capsys: Any) -> None:
+    """y' = -k y from 4 in place of 2; the initial value is a parameter by which to differentiate, and to be fitted."""
+    start = ["--t-span", "0", "1", "--x0", "y=4", "--set", "k=1"]
+    assert main(["run", decay, *start]) == 0
+    ran = numbers(capsys.readouterr().out)
+    assert main(["run", decay, "--t-span", "0", "1", "--set", "k=1"]) == 0
+    assert ran == pytest.approx({name: 2 * value for name, value in numbers(capsys.readouterr().out).items()})
+    assert main(["gradient", decay, *start, "--wrt", "y(0)", "--functional", next(iter(ran))]) == 0
+    assert "y(0)" in capsys.readouterr().out
+    data, path, t = tmp_path / "data.csv", tmp_path / "fit.json", np.linspace(0.1, 2, 20)
+    rows = "\n".join(f"{when},{value}" for when, value in zip(t, 3 * np.exp(-0.9 * t), strict=True))
+    data.write_text(f"t,y\n{rows}\n", encoding="utf-8")
+    free = ["--data", str(data), "--measured", "y", "--free", "k", "--free", "y(0)", "--output", str(path)]
+    assert main(["fit", decay, *free, "--x0", "y=2.5"]) == 0
+    assert json.loads(path.read_text(encoding="utf-8"))["estimate"] == pytest.approx([0.9, 3.0], rel=1e-5)
+    assert main(["run", decay, "--t-span", "0", "1", "--start-mode", "none"]) == 1
+    assert "start_mode='none' is not a mode" in capsys.readouterr().err
+    assert main(["run", decay, "--t-span", "0", "1", "--x0", "y"]) == 2
+    assert "--x0 takes NAME=VALUE" in capsys.readouterr().err
+
+
 def test_functions_by_name(capsys: Any) -> None:
     assert main(["run", "models:ball", "--t-span", "0", "1"]) == 0
     assert "bounce" in capsys.readouterr().out
