@@ -19,7 +19,7 @@ from dae_hybrid.conditions.sequences import relation_entries
 from dae_hybrid.errors import DaeHybridError, OptionError, ParameterError
 from dae_hybrid.interface import api
 from dae_hybrid.interface.runs import RunBuilder
-from dae_hybrid.interface.starts import Starts
+from dae_hybrid.interface.start_values import Starts
 from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_batch import Crew, NativeBatch, Outcomes, RunsMany

@@ -7,30 +7,35 @@ system. The copy is built when it is needed for the first time, and kept with th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from threading import RLock
 from typing import Any, cast
 
-import casadi as ca
 import numpy as np
 
-from dae_hybrid.codegen.kernels import NativeFunction, compile_functions
 from dae_hybrid.compile.origin import Origin
 from dae_hybrid.compile.other_starts import initial_mode, shifted_entries, with_parameters, with_values
 from dae_hybrid.errors import ParameterError, UnsupportedError
 from dae_hybrid.interface.parameter_sets import ParameterTable, as_columns, read_table, side_by_side
-from dae_hybrid.layout import IDLE, Layout
+from dae_hybrid.interface.start_names import (
+    chosen_starts,
+    differentiated_starts,
+    entries_of,
+    legal_starts,
+    names_in,
+    place_of,
+    size_of,
+    stated_starts,
+    variable_of,
+)
+from dae_hybrid.interface.start_values import Starts
+from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.port.native_plan import TransitionGraph
 from dae_hybrid.statement.declarations import Mode
 from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.system.system import HybridSystem, check_built
 
-#: an initial value among parameters: ``x(0)``, or ``x(0)[2]`` of a vector
-INITIAL_VALUE = re.compile(r"(.*)\(0\)(?:\[\d+\])?", re.DOTALL)
 #: largest number of systems with other starts that are kept with a system
 MOST_KEPT = 64
 _building = RLock()
@@ -131,16 +136,7 @@ def parted(
 
 def _changes(x0: ParameterTable, start_mode: Mode | str | None, wrt: object) -> bool:
     """Whether a call may start elsewhere, or differentiate by an initial value."""
-    return x0 is not None or start_mode is not None or any("(0)" in name for name in _names(wrt))
-
-
-def _names(wrt: object) -> list[str]:
-    """The names in `wrt`, which is checked elsewhere."""
-    given = [wrt] if isinstance(wrt, str) else wrt if isinstance(wrt, Iterable) else ()
-    try:
-        return [name for name in given if isinstance(name, str)]
-    except TypeError:  # matrices of CasADi cannot be iterated
-        return []
+    return x0 is not None or start_mode is not None or any("(0)" in name for name in names_in(wrt))
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,9 +178,11 @@ class StartChoice:
         """
         original = base = check_built(system)
         mode = initial_mode(base, start_mode)
-        legal, stated = _legal(base, mode), _stated(base, mode)
-        layout = _chosen(base, mode, legal, stated, x0)
-        entries = _entries(legal, layout)
+        model = _statement(base)
+        legal = legal_starts(base, mode, model)
+        stated = stated_starts(base, model, legal)
+        layout = chosen_starts(base, mode, legal, stated, x0)
+        entries = entries_of(legal, layout)
         hidden = [name for name, _ in base.parameters.blocks[len(base.parameters.blocks) - base.hidden_blocks :]]
         twice = [name for name in entries if f"{name}(0)" in hidden]
         if twice:
@@ -193,13 +191,13 @@ class StartChoice:
                 variables=twice,
                 remedy=f"Give it as parameter '{twice[0]}(0)'.",
             )
-        named = _differentiated(base, legal, wrt)
+        named = differentiated_starts(base, legal, wrt)
         if base.initial.is_replaced and (entries or named or mode != base.initial.mode):
             raise UnsupportedError(
                 f"'{system.name}' starts at values that started() has replaced, and they cannot be replaced again.",
                 remedy="Give all initial values, the mode and wrt in one call, for the system that build() returned.",
             )
-        loose = [name for name in named if name not in stated and len(entries.get(name, ())) < _size(legal, name)]
+        loose = [name for name in named if name not in stated and len(entries.get(name, ())) < size_of(legal, name)]
         if loose:
             raise ParameterError(
                 f"wrt: the model gives {', '.join(loose)} no initial value as a whole.",
@@ -213,15 +211,15 @@ class StartChoice:
             replaced = {name: tuple(entries.get(name, ())) for name in named}
             key = ("start parameters", mode, tuple(replaced.items()), extra)
             base = _kept(base, key, lambda: with_parameters(original, _origin(original), mode, replaced, extra))
-        own, rest = base, Layout.of((n, s) for n, s in layout.blocks if _variable(legal, n) not in named)
-        missing = [(_variable(legal, n), n) for n in rest.names if _variable(legal, n) not in base.initial.given]
+        own, rest = base, Layout.of((n, s) for n, s in layout.blocks if variable_of(legal, n) not in named)
+        missing = [(variable_of(legal, n), n) for n in rest.names if variable_of(legal, n) not in base.initial.given]
         states = base.modes[mode].differential
         extra = tuple(dict.fromkeys(name if name in states else label for name, label in missing))
         if extra or mode != base.initial.mode:
             own = _kept(base, ("start", mode, extra), lambda: with_values(base, _origin(base), mode, extra))
         parameters, numbers = [], []
         for k, label in enumerate(layout.labels()):
-            name, entry = _place(legal, label)
+            name, entry = place_of(legal, label)
             if name in named:
                 parameters.append((k, base.parameters[f"{name}(0)"].start + entry))
             else:
@@ -393,170 +391,9 @@ def _origin(system: HybridSystem) -> Origin:
     return system.remake
 
 
-# -- names ------------------------------------------------------------------------------------------------------
-
-
 def _statement(system: HybridSystem) -> HybridModel | None:
     """The statement of a system, also of one that `started` returned; None if it has none."""
     if isinstance(system.remake, Origin):
         return system.remake.model
     given = _given_before(system)
     return None if given is None else _statement(given[0])
-
-
-def _legal(system: HybridSystem, mode: int) -> Layout:
-    """The variables and memories that have an initial value in a mode."""
-    own = (block for block in system.modes[mode].differential.blocks if block[0] != IDLE)
-    model = _statement(system)
-    declared = system.memory.names if model is None else model.declarations  # not the truth values of relations
-    memories = ((n, size) for n, size in system.memory.blocks if n in declared and system.signal(n) is None)
-    return Layout((*own, *memories))
-
-
-def _stated(system: HybridSystem, mode: int) -> tuple[str, ...]:
-    """Those that the model states explicitly, also for other modes."""
-    initial, legal = system.initial, _legal(system, mode)
-    found = [name for name in initial.given.names if name in legal]
-    if (model := _statement(system)) is not None:
-        memories = (d for d in model.of_kind("memory") if d.initial is not None)
-        found += [d.name for d in memories if d.name in legal]
-    return tuple(found)
-
-
-def _chosen(system: HybridSystem, mode: int, legal: Layout, stated: Sequence[str], x0: Any) -> Layout:
-    """The layout of the values in a table: those of variables with stated values first, in their order."""
-    if x0 is None:
-        return Layout(())
-    table, where = as_columns(x0), system.modes[mode].name
-    sizes = dict(legal.blocks)
-    if not hasattr(table, "keys"):
-        return Layout(tuple((n, sizes[n]) for n in stated if n in system.modes[mode].differential))
-    names = list(table)
-    labels = {label: 1 for label in legal.labels()} | sizes
-    unknown = [name for name in names if name not in labels]
-    if unknown:
-        raise ParameterError(
-            f"x0: {', '.join(map(repr, unknown))} is no variable or memory with an initial value.",
-            mode=where,
-            variables=[str(name) for name in unknown],
-            remedy=f"Those are {', '.join(legal.names) or 'none'}; algebraic variables follow from equations.",
-        )
-    places = [[legal.labels().index(label) for label in Layout(((n, labels[n]),)).labels()] for n in names]
-    flat = [place for own in places for place in own]
-    if len(set(flat)) < len(flat):
-        raise ParameterError(f"x0 gives a value twice: {', '.join(map(repr, names))}.", mode=where)
-    order = {name: k for k, name in enumerate(stated)}
-    names = sorted(names, key=lambda n: (order.get(_variable(legal, n), len(order)), min(places[names.index(n)])))
-    layout = Layout(tuple((name, labels[name]) for name in names))
-    for name, entries in _entries(legal, layout).items():
-        if name not in stated and len(entries) < sizes[name]:
-            raise ParameterError(
-                f"x0: the model gives '{name}' no initial value as a whole, so that x0 needs all of its entries.",
-                mode=where,
-                variables=[name],
-            )
-    return layout
-
-
-def _variable(legal: Layout, label: str) -> str:
-    """The variable of a name or of the label of an entry."""
-    return label if label in legal else _place(legal, label)[0]
-
-
-def _place(legal: Layout, label: str) -> tuple[str, int]:
-    """The variable and the entry of a label."""
-    if label in legal:
-        return label, 0
-    at = legal.labels().index(label)
-    name = next(n for n in legal.names if legal[n].start <= at < legal[n].stop)
-    return name, at - legal[name].start
-
-
-def _entries(legal: Layout, layout: Layout) -> dict[str, list[int]]:
-    """The given entries of every variable."""
-    found: dict[str, list[int]] = {}
-    for label in layout.labels():
-        name, entry = _place(legal, label)
-        found.setdefault(name, []).append(entry)
-    return {name: sorted(entries) for name, entries in found.items()}
-
-
-def _size(legal: Layout, name: str) -> int:
-    return legal[name].stop - legal[name].start
-
-
-def _differentiated(system: HybridSystem, legal: Layout, wrt: object) -> tuple[str, ...]:
-    """The variables whose initial values a call differentiates by, and that are not parameters yet."""
-    found = map(INITIAL_VALUE.fullmatch, _names(wrt))
-    names = [match.group(1) for match in found if match]
-    return tuple(dict.fromkeys(n for n in names if n in legal and f"{n}(0)" not in system.parameters))
-
-
-# -- numbers in the initial map ---------------------------------------------------------------------------------
-
-
-class Starts:
-    """Initial states of a system's runs as functions of chosen initial values, ordered as in `layout`."""
-
-    def __init__(self, system: HybridSystem, layout: Layout) -> None:
-        self._system, self.layout = system, layout
-        initial, labels = system.initial, layout.labels()
-        given, held = list(initial.given.labels()), list(initial.held.labels())
-        self._values = [k for k, label in enumerate(labels) if label not in held]
-        self._places = tuple(given.index(labels[k]) for k in self._values)
-        self._held = [labels.index(label) for label in held]
-
-    @classmethod
-    def of(cls, system: HybridSystem, layout: Layout) -> Starts:
-        """Starts with these values; one for all calls.
-
-        Raises
-        ------
-        UnsupportedError
-            The initial state is projected onto constraints (`project=`).
-        """
-        if system.initial.moved:
-            raise UnsupportedError(
-                "Initial values cannot be given for a start that is moved onto constraints (project=).",
-                mode=system.modes[system.initial.mode].name,
-                remedy="Make the initial values parameters of the model.",
-            )
-        found: Starts = system.graph.cache.setdefault(("starts", layout), cls(system, layout))
-        return found
-
-    @property
-    def size(self) -> int:
-        """Number of values."""
-        return self.layout.size
-
-    def system(self, values: Array) -> HybridSystem:
-        """Return the system with these initial values."""
-        held = values[self._held] if self._held else None
-        initial = self._system.initial.at(self._places, values[self._values], held)
-        return replace(self._system, initial=initial, graph=self._graph)
-
-    @cached_property
-    def _graph(self) -> TransitionGraph:
-        """The graph without the compiled initial point, which is that of the model's own values."""
-        graph = self._system.graph
-        if graph.ends is None or graph.ends.origin is None:
-            return graph
-        return replace(graph, ends=replace(graph.ends, origin=None), cache={})
-
-    @cached_property
-    def origin(self) -> NativeFunction | None:
-        """`BoundaryFunctions.origin` with the values appended to the parameters; None if it is not compiled."""
-        system = self._system
-        explicit = None if self._held else system.initial.explicit_at(self._places)
-        if explicit is None or system.signals or system.graph.ends is None:
-            return None
-        mode = system.modes[system.initial.mode]
-        e, n_p = mode.equations, system.parameters.size
-        sizes = (("t", 1), ("x", e.n), ("m", e.n_memory), ("p", n_p + self.size))
-        t, _, _, p = inputs = [ca.MX.sym(name, size) for name, size in sizes]
-        given = [t, ca.MX.zeros(e.n_memory), p[:n_p], p[n_p:]]
-        start, by_p = explicit[0].function.call(given), explicit[1].function.call(given)[1]
-        entry = mode.kernels["entry"].function.call([t, *start, p[:n_p]])
-        origin = ca.Function("origin_at", inputs, [ca.densify(v) for v in (*start, *entry, by_p)])
-        found = compile_functions({"origin": origin}, native=system.native)[0]["origin"]
-        return found if found.address is not None else None
