@@ -23,6 +23,7 @@ from dae_hybrid.port.records import EventRecord, MeasurementRecord
 from dae_hybrid.simulation.event_logic import MAX_SIMULTANEITY_RTOLS, SIMULTANEITY_RTOLS, ZERO_ROUNDINGS
 from dae_hybrid.statement.discontinuities import jumps
 from dae_hybrid.statement.discontinuous_nodes import bare
+from dae_hybrid.statement.lookup import without_look_ups
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.linearisation import chain
 
@@ -59,7 +60,7 @@ class Branches:
             symbols = {s.__hash__() for s in ca.symvar(ca.veccat(*entry.arguments))}
             moves = not symbols.isdisjoint(self.moving)
             if (moves and entry.is_kink if self.kinks else not moves) and not symbols <= self.fixed:
-                found.append((entry, bare(str(node)), forced))
+                found.append((entry, without_look_ups(bare(str(node))), forced))
         return found
 
     def __bool__(self) -> bool:

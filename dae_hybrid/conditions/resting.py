@@ -25,6 +25,7 @@ from dae_hybrid.port.replay import SegmentReplay
 from dae_hybrid.simulation.event_logic import SIMULTANEITY_RTOLS, ZERO_ROUNDINGS
 from dae_hybrid.statement.discontinuities import Discontinuities
 from dae_hybrid.statement.discontinuous_nodes import KINKS, bare
+from dae_hybrid.statement.lookup import without_look_ups
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.linearisation import chain
 
@@ -91,7 +92,7 @@ class Kinks:
         values = [kink.value for kink in self._kinks]
         for level in reversed(self._in_symbols[1]):
             values = ca.substitute(values, [kink.symbol for kink in level], [kink.value for kink in level])
-        return [bare(str(value)) for value in values for _ in range(value.numel())]
+        return [without_look_ups(bare(str(value))) for value in values for _ in range(value.numel())]
 
     @cached_property
     def sharpness(self) -> Array:

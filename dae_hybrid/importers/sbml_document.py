@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from dae_hybrid.errors import ModelFileError, OptionError, UnsupportedError
 from dae_hybrid.importers.errors import ImporterError, UnitWarning, unsupported
+from dae_hybrid.numeric_input import shown
 
 Units = Literal["warn", "error", "ignore"]
 #: packages that add no equations to a time course, or that libSBML converts to core elements
@@ -45,9 +46,13 @@ def read_document(source: str | Path, units: Units) -> Any:
         The document is not valid SBML, or, with ``units="error"``, its units are inconsistent.
     UnsupportedError
         The document requires a package that has no counterpart.
+    OptionError
+        An argument is not legal.
     """
     if units not in ("warn", "error", "ignore"):
         raise OptionError(f"units must be 'warn', 'error' or 'ignore', got {units!r}.")
+    if not isinstance(source, str | Path) or not str(source).strip():
+        raise OptionError(f"sbml() takes the path of a file, or the text of a document, got {shown(source)}.")
     lib = library()
     is_text = isinstance(source, str) and source.lstrip().startswith("<")
     if is_text:

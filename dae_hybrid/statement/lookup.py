@@ -168,3 +168,14 @@ def _axes(name: str, grid: Any, kind: str) -> tuple[NDArray[np.float64], ...]:
                 f"along each axis, got {shown(axis.tolist())}."
             )
     return axes
+
+
+def without_look_ups(text: str) -> str:
+    """Name the grid point next to an argument by words in the text of an expression."""
+    while match := re.search(rf"{PREFIX}\d+_nearest\(", text):
+        end, depth = match.end(), 1
+        while depth and end < len(text):
+            depth += (text[end] == "(") - (text[end] == ")")
+            end += 1
+        text = f"{text[: match.start()]}the nearest grid point{text[end:].removeprefix('{0}')}"
+    return text

@@ -92,6 +92,12 @@ def test_inconsistent_units_are_reported() -> None:
         dh.importers.sbml(text, units="off")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("source", ["", " ", 5, None])
+def test_what_is_neither_a_path_nor_a_text(source: Any) -> None:
+    with pytest.raises(dh.OptionError, match="the path of a file, or the text of a document"):
+        dh.importers.sbml(source)
+
+
 def test_rules_initial_assignments_and_functions() -> None:
     sol = run(
         document(
