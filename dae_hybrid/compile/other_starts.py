@@ -79,6 +79,11 @@ def with_parameters(
         depends on parameters (`shifted_entries`), the parameter is added to it.
     given : sequence of str
         Further variables and memories whose values are given by `with_values`.
+
+    Raises
+    ------
+    ParameterError
+        The name of such a parameter is that of a variable.
     """
     stated = origin.model
     if any(own.mass is not None for own in stated.modes.values()):
@@ -91,6 +96,10 @@ def with_parameters(
     values = dict(start.values)
     for name, replaced in names.items():
         declared, parameter = model.declarations[name], f"{name}(0)"
+        if parameter in model.declarations:
+            raise ParameterError(
+                f"The initial value of '{name}' has no name: '{parameter}' is a variable of the model."
+            )
         symbol = ca.MX.sym(parameter, declared.size)
         nominal = np.zeros(declared.size)
         model.declarations[parameter] = Declaration(

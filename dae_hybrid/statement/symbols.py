@@ -478,6 +478,13 @@ class Symbols(Statement):
         if name in self.declarations or name == "t":
             raise ModelError(f"The name '{name}' is taken.", remedy="Names are unique among all symbols; 't' is time.")
         size = positive_size(name, size)
+        vector = self.declarations.get(name.rpartition("[")[0]) if name.endswith("]") else None
+        labels = (f"{name}[{i}]" for i in range(size if size > 1 else 0))
+        if (vector is not None and vector.size > 1) or any(label in self.declarations for label in labels):
+            raise ModelError(
+                f"The name '{name}' is taken: an entry of a vector has the same one.",
+                remedy="Entries of a vector v are called v[0], v[1], ... in calls and results.",
+            )
         symbol = ca.MX.sym(name, size)
         self.declarations[name] = Declaration(name, kind, size, symbol, unit=unit, description=description, **more)
         return symbol

@@ -316,6 +316,14 @@ def test_truth_values_of_relations_are_no_initial_values() -> None:
         dh.forward_sensitivity(system, (0, 1), wrt="x < p(0)")
 
 
+def test_a_variable_with_the_name_of_an_initial_value() -> None:
+    m = dh.HybridModel("names")
+    x, y = m.differential("x"), m.differential("x(0)")
+    m.initial(m.mode("run", ode={x: -x, y: -y}), {x: 1.0, y: 2.0})
+    with pytest.raises(dh.ParameterError, match=r"'x\(0\)' is a variable of the model"):
+        dh.forward_sensitivity(m.build(), (0, 1), wrt="x(0)")
+
+
 def test_initial_values_that_are_none(system: dh.HybridSystem) -> None:
     for name in ("z(0)", "s(0)", "q(0)"):
         with pytest.raises(dh.ParameterError, match="unknown parameter"):

@@ -146,6 +146,17 @@ def test_a_name_is_taken_once(kind: str) -> None:
     raises(dh.ModelError, lambda: getattr(m, kind)("", **arguments), "name")
 
 
+def test_the_name_of_an_entry_is_taken() -> None:
+    """Parameters, initial values and derivatives are named by entry."""
+    m = dh.HybridModel("names")
+    m.parameter("k", [1.0, 2.0])
+    m.differential("y[1]")
+    m.differential("[S]")  # no entry of anything
+    raises(dh.ModelError, lambda: m.parameter("k[0]", 1.0), "'k[0]'", "entry of a vector")
+    raises(dh.ModelError, lambda: m.differential("y", size=2), "'y'", "entry of a vector")
+    m.differential("y")
+
+
 def test_duplicate_modes_transitions_functionals_and_initials() -> None:
     m = parts()
     raises(dh.ModelError, lambda: m.mode("run", ode={m.y: 1.0}), "'run'", "twice")
