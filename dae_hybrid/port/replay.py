@@ -12,6 +12,7 @@ from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.method import DENSE_COLUMNS
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.integrator import OpenSession, SegmentTask
+from dae_hybrid.port.segment_rules import same_instant
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class SegmentReplay:
         try:
             rows = session.integrate(task).rows
         except DaeHybridError as error:  # last segment of a failed run: use its steps
-            if error.rows is None:
+            if error.rows is None or not len(error.rows) or not same_instant(error.rows[-1, 0], self.t_end, task.t0):
                 raise
             rows = error.rows
         finally:

@@ -153,7 +153,7 @@ class GuardMonitor:
 
     def locate(self, walker: LastStep) -> tuple[int, float] | None:
         """Return the first guard that crossed zero in its direction within the last step, and the approximate time."""
-        if not self.directions.size:
+        if np.isinf(self.band).all():  # there are no guards, or those of a replay
             return None
         self._began = self._before
         end = self._sample(walker, walker.t, walker.x)

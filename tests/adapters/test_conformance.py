@@ -8,9 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import casadi as ca
 import numpy as np
@@ -396,6 +398,33 @@ def test_outputs_do_not_depend_on_a_poor_interpolant() -> None:
     sol = dh.simulate(system, (0, 6), adapter="scipy", method="radau", t_eval=t, rtol=1e-8, atol=1e-10)
     assert np.abs(sol["y"] - np.cos(t)).max() < 1e-6
     assert np.abs(sol(t)["y"] - np.cos(t)).max() < 1e-6
+
+
+@stepped
+def test_dense_output_with_nonlinear_algebraic_variables(adapter: str) -> None:
+    """A replay watches no determinants: their zero bands are infinite."""
+    m = dh.HybridModel("cubic")
+    x, y = m.differential("x"), m.algebraic("y", guess=0.5)
+    m.initial(m.mode("run", ode={x: -y}, algebraic=[y + y**3 - x]), {x: 1.0})
+    m.functional("peak", maximum=y)
+    system = m.build()
+    sol, native = (dh.simulate(system, (0, 5), adapter=name, **TIGHT) for name in (adapter, "sundials"))
+    times = np.linspace(0, 5, 23)
+    assert sol(times)["y"] == pytest.approx(native(times)["y"], rel=1e-5)
+    assert sol.functionals["peak"] == pytest.approx(native.functionals["peak"], rel=1e-6)
+
+
+@stepped
+def test_a_replay_that_fails_early_is_no_dense_output(adapter: str) -> None:
+    m = dh.HybridModel("decay")
+    x = m.differential("x")
+    m.initial(m.mode("run", ode={x: -x}), {x: 1.0})
+    (segment,) = dh.simulate(m.build(), (0, 5), adapter=adapter, **TIGHT).segments
+    error = dh.IntegrationError("stopped")
+    error.rows = segment.steps()[:3]
+    replay = replace(segment.interpolate, open_session=lambda: Mock(integrate=Mock(side_effect=error)))
+    with pytest.raises(dh.IntegrationError, match="stopped"):
+        replay()
 
 
 def test_a_step_is_the_polynomial_through_its_values() -> None:
