@@ -13,10 +13,8 @@ from dae_hybrid.statement.peaks import TIMES
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.peaks import EventSide, Place, Tie, Zero
 from dae_hybrid.trajectory.edges import Edge
-from dae_hybrid.trajectory.places import MAX_TIME_ERROR, TIED_TOLERANCES, PlaceFinder, Point, values_at
+from dae_hybrid.trajectory.places import MAX_TIME_ERROR, TIED_ROUNDINGS, TIED_TOLERANCES, PlaceFinder, Point, values_at
 
-#: values are equal to rounding if they differ by less than this number of roundings
-TIED_ROUNDINGS = 64.0
 #: error of quintics, as a share of the range: candidates within it are refined; largest number of them
 SEARCH_SHARE, MAX_CANDIDATES = 1e-5, 32
 #: the same for an expression that stays within its accuracy
@@ -60,6 +58,8 @@ class ExtremumFinder(PlaceFinder):
             found += [(sign, point) for point in self._candidates(component, sign, largest)]
             largest = max((s * point.value for s, point in found), default=-np.inf)
         found.sort(key=lambda pair: -pair[0] * pair[1].value)
+        if of_time:
+            self._prefer_turns(found)
         (sign, best), rest = found[0], found[1:]
         best = self.with_errors(component, best)
         accuracy = TIED_TOLERANCES * best.error
@@ -70,7 +70,13 @@ class ExtremumFinder(PlaceFinder):
             if sign * best.value - s * point.value <= accuracy and not self._is_same(component, best, point, accuracy)
         ]  # fmt: skip
         if of_time:
-            rivals = [pair for pair in rivals if abs(pair[1].time - best.time) > MAX_TIME_ERROR * self.walk.span]
+            here = MAX_TIME_ERROR * self.walk.span
+            near = [
+                (s, point) for s, point in found
+                if sign * best.value - s * point.value <= accuracy and abs(point.time - best.time) <= here
+            ]  # fmt: skip
+            self._note_turns_at_edges(component, near)
+            rivals = [pair for pair in rivals if abs(pair[1].time - best.time) > here]
             if rivals:
                 self.fail(
                     best.time,
@@ -85,6 +91,40 @@ class ExtremumFinder(PlaceFinder):
             some = np.unique(np.linspace(0, len(rivals) - 1, MAX_RIVALS).astype(int)).tolist()
             others = (self._place(component, s, self.with_errors(component, p)) for s, p in (rivals[i] for i in some))
             self.ties.append(Tie(chosen, tuple(others), exact))
+
+    def _prefer_turns(self, found: list[tuple[int, Point]]) -> None:
+        """Prefer a stationary point to an edge beside it that has the same value to rounding."""
+        sign, best = found[0]
+        for i, (s, point) in enumerate(found):
+            rounding = TIED_ROUNDINGS * EPS * max(abs(point.time), self.walk.span)  # of its time
+            is_equal = sign * best.value - s * point.value <= TIED_ROUNDINGS * EPS * abs(best.value)
+            is_near = rounding < abs(point.time - best.time) <= MAX_TIME_ERROR * self.walk.span
+            if point.is_interior and is_equal and is_near and abs(point.rate) < -rounding * s * point.second:
+                found.insert(0, found.pop(i))
+                break
+
+    def _note_turns_at_edges(self, component: int, points: list[tuple[int, Point]]) -> None:
+        """Let the time of an extremum be a tie where a stationary point is at an edge, within the accuracy of the run.
+
+        Their times are different functions of the parameters, unless the edge is where the expression turns. Where it
+        turns on both sides of an event or of a knot, the edge decides nothing.
+        """
+        edges, besides, exact = list[Place](), dict[str, Place](), False
+        for sign, given in points:
+            if given.edge is None or sign * given.second >= 0 or not self.walk.has_motion(given.edge):
+                continue
+            point = self.with_errors(component, given)
+            rounding = TIED_ROUNDINGS * EPS * max(abs(point.time), self.walk.span) * abs(point.second)
+            if abs(point.rate) <= MOVING_ERRORS * point.rate_error + rounding:
+                exact |= abs(point.rate) <= rounding
+                zero = Zero(component, True, point.second)
+                edges.append(self._place(component, sign, point))
+                besides[given.edge.side] = self.beside_edge(component, component, point, zero, 1.0)
+        if len(besides) == 2 and not points[0][1].is_interior:
+            self.places[-1] = besides["+"]._replace(size=self.walk.span)
+            edges = []
+        if besides:
+            self.ties.append(Tie(self.places[-1], (*edges, *besides.values()), exact))
 
     def _candidates(self, entry: int, sign: int, least: float) -> list[Point]:
         """Return the largest extrema of an expression times a sign, those within the error of the quintics included.
@@ -170,7 +210,8 @@ class ExtremumFinder(PlaceFinder):
         """Return the place of an extremum, or of its time."""
         of_time, weight = self.peak.kind in TIMES, float(sign) if "abs" in self.peak.kind else 1.0
         if not point.is_interior:
-            return self.at_edge(component, component, point, 0.0 if of_time else weight, 1.0 if of_time else 0.0)
+            place = self.at_edge(component, component, point, 0.0 if of_time else weight, 1.0 if of_time else 0.0)
+            return place._replace(size=self.walk.span) if of_time else place
         second, where = point.second, "a stationary point"
         if abs(point.rate) > MOVING_ERRORS * point.rate_error and self._gain(point) > TIED_TOLERANCES * point.error:
             self.fail(

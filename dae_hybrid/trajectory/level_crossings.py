@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.errors import EventError
-from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.numerics.quintics import DEGREE, extrema, roots
-from dae_hybrid.system.peaks import Zero
-from dae_hybrid.trajectory.places import TIED_TOLERANCES, PlaceFinder, Point, values_at
+from dae_hybrid.system.peaks import Place, Tie, Zero
+from dae_hybrid.trajectory.places import TIED_ROUNDINGS, TIED_TOLERANCES, PlaceFinder, Point, values_at
 
 #: distance, as a share of a piece, at which the direction of a crossing is looked at
 ASIDE = 1e-6
@@ -49,17 +49,19 @@ class CrossingFinder(PlaceFinder):
         slack = self._slack(entry)
         for k in np.flatnonzero(coefficients.max(axis=1, initial=-np.inf) >= -slack).tolist():
             if self.pieces.begin[k] >= until:
-                break
+                continue
             own = coefficients[k]
             zeros = [s for s in roots(own).tolist() if _slope(own, s) > 0]
             zeros += [1.0] * bool(own[DEGREE] >= 0)
             self._note_misses(k, own, slack, until=zeros[0] if zeros else 1.0)
             if zeros and not (zeros[0] == 1.0 and self.pieces.end[k] >= until):
-                self._add(component, self.crossing(entry, k, zeros[0]), entry, weight)
-                return
-        if not jumped.size:
-            raise self._never(component, "never reaches its level", "Simulate longer, or change the level.")
-        self._add(component, self.edge_point(entry, int(jumped[0])), entry, weight)
+                chosen = self._add(component, self.crossing(entry, k, zeros[0]), entry, weight)
+                break
+        else:
+            if not jumped.size:
+                raise self._never(component, "never reaches its level", "Simulate longer, or change the level.")
+            chosen = self._add(component, self.edge_point(entry, int(jumped[0])), entry, weight)
+        self._note_edges(component, entry, chosen, weight, until=chosen.time)
 
     # -- the last crossing -----------------------------------------------------------------------------------
 
@@ -69,13 +71,12 @@ class CrossingFinder(PlaceFinder):
         start = self.run.t_span[0]
         if last:
             point, entry = max(last, key=lambda pair: pair[0].time)
-            self._add(component, point, entry, 1.0, -start)
+            chosen = self._add(component, point, entry, 1.0, -start)
         else:
-            self.places.append(
-                self.measured(
-                    component, component, self.edge_point(component, 0), self.peak.data(component), "the start"
-                )
-            )
+            point, data = self.edge_point(component, 0), self.peak.data(component)
+            chosen = self._noted(self.measured(component, component, point, data, "the start"))
+        for entry in (component, component + self.peak.size):
+            self._note_edges(component, entry, chosen, 1.0, -start, since=chosen.time)
 
     def _last(self, component: int, entry: int) -> tuple[Point, int] | None:
         """Return the last point at which an expression falls to zero; None if it is never positive."""
@@ -116,11 +117,35 @@ class CrossingFinder(PlaceFinder):
                     "Tighten rtol and atol, or change the level.",
                 )
 
-    def _add(self, component: int, point: Point, entry: int, weight: float, shift: float = 0.0) -> None:
+    def _note_edges(
+        self, component: int, entry: int, chosen: Place, weight: float, shift: float = 0.0,
+        since: float = -np.inf, until: float = np.inf,
+    ) -> None:  # fmt: skip
+        """Note a tie where an expression is zero at an edge, within the accuracy of the run, before or after `chosen`.
+
+        Whether it crosses there, or beside it, depends on the parameters, unless it is zero there for all of them.
+        """
+        rivals, size = list[Place](), float(self.sizes[entry])
+        for i in np.flatnonzero(np.abs(self.values[:, entry]) <= self._slack(entry)).tolist():
+            point = self.edge_point(entry, i)
+            if not (since <= point.time <= until and self.walk.has_motion(self.edges[i])):
+                continue
+            if self.edges[i].kind == "start":  # known to rounding
+                point.error = EPS * size
+            else:
+                point = self.with_errors(entry, point)
+            if abs(point.value) <= TIED_TOLERANCES * point.error:
+                zero = Zero(entry, False, point.rate or size / self.walk.span or 1.0)
+                rivals.append(self.at_edge(component, entry, point, 0.0, weight, weight * shift))
+                rivals.append(self.beside_edge(component, entry, point, zero, weight, weight * shift))
+        if rivals:
+            self.ties.append(Tie(chosen, tuple(rivals), True))
+
+    def _add(self, component: int, point: Point, entry: int, weight: float, shift: float = 0.0) -> Place:
         """Add the crossing at a point: `weight` times the sum of its time and `shift`."""
+        point = self._at_event(entry, point)
         if not point.is_interior:
-            self.places.append(self.at_edge(component, entry, point, 0.0, weight, weight * shift))
-            return
+            return self._noted(self.at_edge(component, entry, point, 0.0, weight, weight * shift))
         point = self.with_errors(entry, point)
         beyond = point.rate**2 / (2 * abs(point.second)) if point.second else np.inf
         if beyond <= TIED_TOLERANCES * point.error:
@@ -133,7 +158,20 @@ class CrossingFinder(PlaceFinder):
         slope = -weight / point.rate if point.rate else 0.0
         data = self.peak.data(entry, slope, constant=weight * (point.time + shift))
         zero = Zero(entry, False, point.rate) if point.rate else None
-        self.places.append(self.measured(component, entry, point, data, "a crossing", zero))
+        return self._noted(self.measured(component, entry, point, data, "a crossing", zero))
+
+    def _at_event(self, entry: int, point: Point) -> Point:
+        """Return the side of an event at the time of a crossing, which moves with the event; else the crossing."""
+        rounding = TIED_ROUNDINGS * EPS * max(abs(point.time), self.walk.span)
+        for i, edge in enumerate(self.edges) if point.is_interior else ():
+            if edge.kind == "event" and abs(edge.time - point.time) <= rounding:
+                return self.edge_point(entry, i)
+        return point
+
+    def _noted(self, place: Place) -> Place:
+        """Note a deciding place, which is a time."""
+        self.places.append(place._replace(size=self.walk.span))
+        return self.places[-1]
 
     def _never(self, component: int, what: str, remedy: str) -> EventError:
         entry = f", entry {component}," if self.peak.size > 1 else ""

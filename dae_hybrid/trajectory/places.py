@@ -19,8 +19,8 @@ from dae_hybrid.trajectory.edges import Edge, edges_of
 from dae_hybrid.trajectory.pieces import Motion, Scan, evaluate
 from dae_hybrid.trajectory.trajectory import Trajectory
 
-#: values are equal if they differ by less than this number of tolerances
-TIED_TOLERANCES = 100.0
+#: values are equal if they differ by less than this number of tolerances; and equal to rounding, of roundings
+TIED_TOLERANCES, TIED_ROUNDINGS = 100.0, 64.0
 #: largest error of a time, as a share of the run, at which it has a derivative
 MAX_TIME_ERROR = 1e-3
 #: iterations of Newton's method for a stationary point or a crossing; change of the time at convergence, in roundings
@@ -58,6 +58,11 @@ class Walk:
     def __init__(self, run: Trajectory) -> None:
         self.run, self.motion, self.edges = run, Motion(run), edges_of(run)
         self.span = run.final[0] - run.t_span[0]
+
+    def has_motion(self, edge: Edge) -> bool:
+        """Whether there is motion on the side of an edge: not before the start, and not after the end."""
+        run = self.run
+        return edge.kind != "event" or edge.time != (run.t_span[0] if edge.side == "-" else run.final[0])
 
     def rounding(self, t: float) -> float:
         """Return the change of a time at which searches end."""
@@ -190,6 +195,14 @@ class PlaceFinder:
             where = f"the state before the knot at t = {edge.time:.9g}"
             return found._replace(time=edge.time - ahead, data=data, where=where)
         return found
+
+    def beside_edge(
+        self, component: int, entry: int, point: Point, zero: Zero, weight: float, constant: float = 0.0
+    ) -> Place:
+        """Return `weight` times the time of a zero beside an edge, plus a constant: another one than the edge's."""
+        place, step = self.at_edge(component, entry, point, 0.0, weight, constant), -weight / zero.slope
+        own = self.peak.data(entry, rate=step) if zero.of_rate else self.peak.data(entry, step)
+        return place._replace(data=place.data + own, where=f"the zero beside {place.where}")
 
     def _value(self, point: Point, data: Array) -> float:
         args = point.time, point.x, point.m, self.run.parameters

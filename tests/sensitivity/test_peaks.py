@@ -552,8 +552,111 @@ def test_plateaus() -> None:
     m.functional("when", time_of_maximum=x)
     found = dh.adjoint_gradient(m.build(), (0, 4), "level", **OPTIONS)
     np.testing.assert_allclose([found.value, *found.gradient], [0.5, 0.0, 1.0], atol=1e-9)
-    with pytest.raises(GrazingError, match="time jumps"):
+    with pytest.raises(GrazingError, match=r"time jumps|has no time"):
         dh.adjoint_gradient(m.build(), (0, 4), "when", **OPTIONS)
+
+
+# -- times at ends and events ------------------------------------------------------------------------------------
+
+
+def throw() -> dh.HybridModel:
+    """A throw whose height is largest at t = 4 / a."""
+    m = dh.HybridModel("throw")
+    a, x, v = m.parameter("a", 2.0), m.differential("x"), m.differential("v")
+    up = m.mode("up", ode={x: v, v: -a})
+    m.initial(up, {x: 0.0, v: 4.0})
+    m.functional("when", time_of_maximum=x)
+    return m
+
+
+@pytest.mark.uncertified
+def test_a_stationary_point_at_the_end_has_one_sided_times() -> None:
+    built = throw().build()
+    with pytest.warns(DerivativeWarning, match="-1 by the zero beside the end at t = 2"):
+        dh.adjoint_gradient(built, (0, 2), strict=False, **OPTIONS)
+    np.testing.assert_allclose(dh.adjoint_gradient(built, (0, 2.001), **OPTIONS).gradient, [-1.0], rtol=1e-6)
+    np.testing.assert_allclose(dh.adjoint_gradient(built, (0, 1.999), **OPTIONS).gradient, [0.0])
+
+
+@pytest.mark.parametrize(("pull", "by_a"), [(1.0, [-1.0, 0.0]), (0.3, None)])
+def test_a_stationary_point_at_a_time_event(pull: float, by_a: list[float] | None) -> None:
+    m = throw()
+    a, x, v = (m.declarations[name].symbol for name in "axv")
+    m.transition("up", m.mode("down", ode={x: v, v: -pull * a}), at=m.parameter("T", 2.0))
+    if by_a is None:
+        with pytest.raises(EventError, match=r"\[-1 0\] by the zero beside the state before the event"):
+            dh.adjoint_gradient(m.build(), (0, 4), **OPTIONS)
+    else:
+        np.testing.assert_allclose(dh.adjoint_gradient(m.build(), (0, 4), **OPTIONS).gradient, by_a, atol=1e-8)
+
+
+@pytest.mark.parametrize("target", ["down", None])
+def test_an_event_at_the_stationary_point(target: str | None) -> None:
+    m = throw()
+    a, x, v = (m.declarations[name].symbol for name in "axv")
+    down = m.mode("down", ode={x: v, v: -0.3 * a})
+    m.transition("up", down if target else None, guard=v, direction="falling")
+    np.testing.assert_allclose(dh.adjoint_gradient(m.build(), (0, 4), **OPTIONS).gradient, [-1.0], rtol=1e-8)
+
+
+def test_a_stationary_point_at_a_knot_that_leaves_it_smooth() -> None:
+    m = throw()
+    m.functional("force", minimum=m.signal("f", [0.0, 2.0, 4.0], [0.0, 0.0, -1.0]))
+    np.testing.assert_allclose(dh.adjoint_gradient(m.build(), (0, 4), "when", **OPTIONS).gradient, [-1.0], rtol=1e-8)
+
+
+def relaxation(**levels: Any) -> dh.HybridSystem:
+    m = dh.HybridModel("relaxation")
+    x0, low, high = m.parameter("x0", 0.5), m.parameter("low", 0.1), m.parameter("high", 0.9)
+    x = m.differential("x")
+    m.initial(m.mode("only", ode={x: 1 - x}), {x: x0})
+    m.functional("f", **{k: of(x, x0, low, high) for k, of in levels.items()})
+    return m.build()
+
+
+@pytest.mark.uncertified
+def test_a_start_at_a_level() -> None:
+    rise = relaxation(rise_time=lambda x, x0, low, high: (x, low, high))
+    found = dh.adjoint_gradient(rise, (0, 5), **OPTIONS)  # starts above the lower level
+    np.testing.assert_allclose(found.gradient, [-2.0, 0.0, 10.0], rtol=1e-7)
+    for p in ({"low": 0.5}, {"high": 0.5}):
+        with pytest.raises(EventError, match=r"one-sided derivatives, .* by the zero beside the start"):
+            dh.adjoint_gradient(rise, (0, 5), parameters=p, **OPTIONS)
+    from_start = relaxation(rise_time=lambda x, x0, low, high: (x, x0, high))
+    np.testing.assert_allclose(dh.adjoint_gradient(from_start, (0, 5), **OPTIONS).gradient, [-2.0, 0.0, 10.0])
+    settling = relaxation(settling_time=lambda x, x0, low, high: (x, 1.0, high))
+    with pytest.raises(EventError, match=r"one-sided derivatives, .* by the zero beside the start"):
+        dh.adjoint_gradient(settling, (0, 5), parameters={"high": 0.5}, **OPTIONS)
+
+
+@pytest.mark.uncertified
+def test_a_jump_to_the_edge_of_the_band() -> None:
+    m = dh.HybridModel("kick")
+    jump, x = m.parameter("jump", 0.5), m.differential("x")
+    only = m.mode("only", ode={x: 1 - x})
+    m.transition(only, only, at=m.parameter("T", 2.0), reset={x: x + jump})
+    m.initial(only, {x: 0.0})
+    m.functional("settling", settling_time=(x, 1.0, 0.1))
+    built, before = m.build(), 1 - math.exp(-2)
+    into = dh.adjoint_gradient(built, (0, 8), parameters={"jump": 1.05 - before}, **OPTIONS)
+    np.testing.assert_allclose([into.value, *into.gradient], [2.0, 0.0, 1.0], atol=1e-9)
+    with pytest.raises(EventError, match="by the zero beside the state after the event"):
+        dh.adjoint_gradient(built, (0, 8), parameters={"jump": 1.1 - before}, **OPTIONS)
+
+
+def test_a_level_at_which_the_mode_changes() -> None:
+    m = dh.HybridModel("switch")
+    a, c, x = m.parameter("a", 1.0), m.parameter("c", 0.9), m.differential("x")
+    slow, fast = m.mode("slow", ode={x: a}), m.mode("fast", ode={x: 2 * a})
+    m.transition(slow, fast, guard=x - c, direction="rising")
+    m.initial(slow, {x: 0.0})
+    m.functional("own", rise_time=(x, 0.0, c))
+    found = dh.adjoint_gradient(m.build(), (0, 1.2), **OPTIONS)
+    np.testing.assert_allclose(found.gradient, [-0.9, 1.0], rtol=1e-9)
+    m.functionals = {}
+    m.functional("another", rise_time=(x, 0.1, 0.9))
+    with pytest.raises(EventError, match="one-sided derivatives"):
+        dh.adjoint_gradient(m.build(), (0, 1.2), **OPTIONS)
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------
