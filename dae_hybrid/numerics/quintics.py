@@ -59,6 +59,14 @@ def through_rates(values: Array, rates: Array, second: Array, h: Array) -> Array
     return np.stack(columns, axis=-1)
 
 
+def through_ends(a: Array, b: Array, da: Array, db: Array, s: Array) -> Array:
+    """Return the cubics with these values and derivatives (N, k) at their ends, at a position of each."""
+    s = s[:, None]
+    return np.asarray(
+        (1 + 2 * s) * (1 - s) ** 2 * a + s * (1 - s) ** 2 * da + s**2 * (3 - 2 * s) * b - s**2 * (1 - s) * db
+    )
+
+
 def difference_of_cubics(coefficients: Array) -> Array:
     """Return the largest distance of Hermite's cubics from the quintics with the same ends, about, (...)."""
     a, a_next, *_, b_before, b = np.moveaxis(coefficients, -1, 0)

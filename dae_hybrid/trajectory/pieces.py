@@ -7,15 +7,16 @@ quintic misses the expression it is bisected. Nothing is integrated again but si
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.codegen.kernels import Kernel
-from dae_hybrid.errors import EventError
+from dae_hybrid.errors import EventError, NonFiniteError
 from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.numerics.quintics import (
     DEGREE,
@@ -23,6 +24,7 @@ from dae_hybrid.numerics.quintics import (
     PROBE,
     basis,
     difference_of_cubics,
+    through_ends,
     through_rates,
     through_values,
 )
@@ -40,6 +42,8 @@ MISSED_RTOLS, MISSED_ROUNDINGS = 1e-2, 1e3
 MAX_DEPTH, MAX_SAMPLED = 16, 20_000
 #: intervals shorter than this number of roundings have no interior
 SHORTEST = 64
+#: long steps are sampled at distances of the run divided by this number
+N_SAMPLES = 400
 #: share of its bend by which an expression may exceed its values within a step
 BEND_SHARE = 2.0
 #: numbers of points that are evaluated per call
@@ -166,9 +170,14 @@ class Scan:
         looks = [
             (self._by_derivatives if knows else self._by_values)(mode, own) for (mode, knows), own in by_mode.items()
         ]
-        self.low = np.minimum.reduce([edges.min(axis=0), *(look.values.min(axis=0) for look in looks)])
-        self.high = np.maximum.reduce([edges.max(axis=0), *(look.values.max(axis=0) for look in looks)])
-        self.sizes, self.ranges = np.maximum(np.abs(self.low), np.abs(self.high)), self.high - self.low
+        known = [edges, *(look.values for look in looks)]
+        self.low = np.minimum.reduce([v.min(axis=0) for v in known])
+        self.high = np.maximum.reduce([v.max(axis=0) for v in known])
+        seen = [*known, *(own.samples.values for own in looks if own.samples)]
+        low = np.minimum.reduce([v.min(axis=0) for v in seen])
+        high = np.maximum.reduce([v.max(axis=0) for v in seen])
+        self.sizes = np.maximum(np.abs(low), np.abs(high))
+        self.ranges: Array = high - low
         self.looks = looks
 
     def pieces(self, decides: Callable[[Array, Array], NDArray[np.bool_]]) -> Pieces:
@@ -185,7 +194,8 @@ class Scan:
         for look in self.looks:
             chosen = decides(look.lower, look.upper) | (look.bend > MAX_BEND * self.ranges).any(axis=1)
             if look.quintics is not None:
-                found.append(look.quintics.of(chosen))
+                whole, parts = self._cut(look, look.quintics)
+                found += [look.quintics.of(chosen & whole), parts]
             else:
                 found.append(self._sampled(look, np.flatnonzero(chosen)))
         return _Bisection(self.motion, self.peak, _joined(found), self.sizes, self.ranges).refined()
@@ -195,19 +205,65 @@ class Scan:
         motion = self.motion
         times = [motion.edges(i) for i in own]
         x = np.vstack([motion.points(i) for i in own])
-        segment = np.repeat(own, [t.size for t in times])
+        segment = np.repeat(np.array(own, dtype=np.intp), [t.size for t in times])
         t = np.concatenate(times)
         values, rates, second = self._evaluate(self.peak.watch(mode), own, times, t, x)
         h, inner = np.diff(t), segment[1:] == segment[:-1]
-        coefficients = through_rates(values, rates, second, h)[inner]
+        with np.errstate(invalid="ignore"):  # of a rate that is infinite
+            coefficients = through_rates(values, rates, second, h)[inner]
         bend = difference_of_cubics(coefficients)
+        unknown = ~np.isfinite(coefficients).all(axis=2)
+        coefficients[unknown], bend[unknown] = 0.0, np.inf
         quintics = Pieces(t[:-1][inner], t[1:][inner], coefficients, segment[1:][inner], bend * (MAX_MISS / MAX_BEND))
-        return _Look(mode, values, coefficients.min(axis=2), coefficients.max(axis=2), bend, quintics)
+        look = _Look(mode, values, coefficients.min(axis=2), coefficients.max(axis=2), bend, quintics)
+        look.samples = self._samples(look, quintics, t, x, segment)
+        return look
+
+    def _samples(self, look: _Look, quintics: Pieces, t: Array, x: Array, segment: NDArray[np.intp]) -> _Samples | None:
+        """Sample the expressions within long steps, on cubics through the states x at the ends t of steps."""
+        counts = (quintics.length * N_SAMPLES / (self.motion.run.final[0] - self.motion.run.t_span[0])).astype(int)
+        step = np.repeat(np.arange(counts.size), counts)
+        if not step.size:
+            return None
+        place = np.arange(step.size) - np.repeat(np.cumsum(counts) - counts, counts) + 1
+        s, h = place / (counts[step] + 1), quintics.length[step]
+        first = np.flatnonzero(segment[1:] == segment[:-1])[step]
+        needed, index = np.unique(np.concatenate((first, first + 1)), return_inverse=True)
+        a, b = index[: s.size], index[s.size :]
+        mode, p = self.motion.run.system.modes[look.mode], self.motion.run.parameters
+        m = np.array([self.motion.segments[i].memory for i in segment[needed].tolist()])
+        rates = evaluate(kernel(mode.equations, "flow"), t[needed], x[needed], m, p)[0]
+        states = through_ends(x[needed[a]], x[needed[b]], rates[a] * h[:, None], rates[b] * h[:, None], s)
+        times = quintics.begin[step] + s * h
+        full = np.array(mode.complete_rows(times, states, m[a], p))
+        values = evaluate(self.peak.values(look.mode), times, full, m[a], p)[0]
+        expected = np.einsum("ij,ikj->ik", basis(s), quintics.coefficients[step])
+        known = np.isfinite(values)  # others are judged by states that are not approximate
+        miss = np.where(known, np.abs(values - expected), np.inf)
+        return _Samples(step, place, counts, np.where(known, values, expected), miss)
+
+    def _cut(self, look: _Look, quintics: Pieces) -> tuple[NDArray[np.bool_], Pieces]:
+        """Return the steps whose quintics have no sample elsewhere, and the others, cut about such samples."""
+        whole, parts, samples = np.ones(quintics.begin.size, dtype=bool), list[tuple[float, float, int]](), look.samples
+        if samples is not None:
+            off = (samples.miss > MAX_BEND * self.ranges).any(axis=1)
+            for k in np.unique(samples.step[off]).tolist():
+                whole[k], last = False, int(samples.counts[k]) + 1
+                at = samples.place[off & (samples.step == k)]
+                cuts = np.unique(np.clip(np.concatenate(([0, last], at - 1, at, at + 1)), 0, last)) / last
+                times = quintics.begin[k] + cuts * quintics.length[k]
+                times[-1] = quintics.end[k]
+                parts += [(a, b, int(quintics.segment[k])) for a, b in itertools.pairwise(times.tolist())]
+        begin, end, segment = (np.array(column) for column in zip(*parts, strict=True)) if parts else [np.zeros(0)] * 3
+        shape = begin.size, self.peak.watched
+        return whole, Pieces(
+            begin, end, np.zeros((*shape, DEGREE + 1)), segment.astype(np.intp), np.full(shape, np.inf)
+        )
 
     def _by_values(self, mode: int, own: list[int]) -> _Look:
         """Look at the ends of steps and at one position inside each."""
         motion = self.motion
-        edges = [motion.edges(i) for i in own]
+        edges = [self._split(motion.edges(i)) for i in own]
         times = [np.insert(e, np.arange(1, e.size), e[:-1] + PROBE * np.diff(e)) for e in edges]
         x = np.vstack([motion.states(i, t) for i, t in zip(own, times, strict=True)])
         values = self._evaluate(self.peak.values(mode), own, times, np.concatenate(times), x)[0]
@@ -217,7 +273,14 @@ class Scan:
         lower, upper = three.min(axis=0) - BEND_SHARE * bend, three.max(axis=0) + BEND_SHARE * bend
         begin, end = (np.concatenate([e[part] for e in edges]) for part in (slice(None, -1), slice(1, None)))
         segment = np.repeat(own, [e.size - 1 for e in edges])
-        return _Look(mode, values, lower, upper, bend, None, begin, end, segment)
+        return _Look(mode, values, lower, upper, bend, None, None, begin, end, segment)
+
+    def _split(self, edges: Array) -> Array:
+        """Return the ends of steps with further times within long ones."""
+        counts = (np.diff(edges) * N_SAMPLES / (self.motion.run.final[0] - self.motion.run.t_span[0])).astype(int) + 1
+        step = np.repeat(np.arange(counts.size), counts)
+        place = np.arange(step.size) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.append(edges[step] + place / counts[step] * np.diff(edges)[step], edges[-1])
 
     def _sampled(self, look: _Look, chosen: NDArray[np.intp]) -> Pieces:
         """Return the quintics of some steps, through samples."""
@@ -245,7 +308,19 @@ class Scan:
         ends = np.cumsum(sizes)
         x[ends - 1] = [segment.x_end for segment in segments]
         x[ends - sizes] = [segment.x_start for segment in segments]
-        return evaluate(of, t, x, m, p)
+        found = evaluate(of, t, x, m, p)
+        refuse_not_finite(self.peak, t, found[0])
+        return found
+
+
+class _Samples(NamedTuple):
+    """Samples within steps: the step of each, its place among the `counts` of the step, values, and misses (N, n)."""
+
+    step: NDArray[np.intp]
+    place: NDArray[np.intp]
+    counts: NDArray[np.intp]
+    values: Array
+    miss: Array
 
 
 @dataclass
@@ -258,6 +333,7 @@ class _Look:
     upper: Array
     bend: Array
     quintics: Pieces | None  # if known already
+    samples: _Samples | None = None
     begin: Array = field(default_factory=lambda: np.zeros(0))
     end: Array = field(default_factory=lambda: np.zeros(0))
     segment: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
@@ -280,6 +356,17 @@ def evaluate(of: Kernel, t: Array, x: Array, m: Array, p: Array) -> list[Array]:
     return [np.vstack(own) for own in zip(*parts, strict=True)]
 
 
+def refuse_not_finite(peak: Peak, t: Array, values: Array) -> None:
+    """Refuse values of watched expressions at times that are NaN or infinite."""
+    bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    if bad.size:
+        raise NonFiniteError(
+            f"The expression of {peak.what} is NaN or infinite.",
+            time=float(t[bad[0]]),
+            remedy="Check its divisions, roots and logarithms, and levels or targets that are equal.",
+        )
+
+
 def _through(values: Array) -> tuple[Array, Array]:
     """Coefficients (N, n, 6) through samples (N, 7, n), and the distances from the last one (N, n)."""
     columns = np.swapaxes(values, 1, 2)
@@ -298,6 +385,7 @@ class _Bisection:
 
     def __init__(self, motion: Motion, peak: Peak, whole: Pieces, sizes: Array, ranges: Array) -> None:
         self.motion, self.peak, self.whole, self.sampled = motion, peak, whole, 0
+        self.ranges = ranges
         options = motion.run.options
         atol = min(float(options.absolute(own.variables).min(initial=np.inf)) for own in motion.run.system.modes)
         least = (MISSED_RTOLS * options.rtol + MISSED_ROUNDINGS * EPS) * sizes + (atol if np.isfinite(atol) else 0.0)
@@ -329,7 +417,15 @@ class _Bisection:
         x[order] = self.motion.at(index, times[order])
         m, p = np.tile(segment.memory, (times.size, 1)), self.motion.run.parameters
         values = evaluate(self.peak.values(segment.mode.index), times, x, m, p)[0]
+        refuse_not_finite(self.peak, times, values)
         coefficients, missed = _through(values[None])
+        if not depth and (missed > self.ranges).any():
+            raise NonFiniteError(
+                f"The expression of {self.peak.what} jumps, or goes to infinity, within a step.",
+                mode=segment.mode.name,
+                time=begin,
+                remedy="State a jump by if_else or a table, which become events.",
+            )
         shortest = 2 * SHORTEST * EPS * max(abs(begin), abs(end))
         if depth and (missed > self.limit).any() and length > shortest:
             middle = begin + length / 2

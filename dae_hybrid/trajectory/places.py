@@ -16,7 +16,7 @@ from dae_hybrid.numerics.quintics import basis
 from dae_hybrid.system.peaks import Peak, Place, Tie, Zero
 from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.trajectory.edges import Edge, edges_of
-from dae_hybrid.trajectory.pieces import Motion, Scan, evaluate
+from dae_hybrid.trajectory.pieces import Motion, Scan, evaluate, refuse_not_finite
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 #: values are equal if they differ by less than this number of tolerances; and equal to rounding, of roundings
@@ -82,6 +82,7 @@ class PlaceFinder:
         self.places: list[Place] = []
         self.ties: list[Tie] = []
         self.failures: list[tuple[str, DaeHybridError]] = []
+        self.missing: list[int] = []  # components without a value, of which failures tell
 
     def decides(self, lower: Array, upper: Array) -> NDArray[np.bool_]:
         """Return the steps that may decide the peak, from bounds of the watched expressions, (N, n)."""
@@ -99,6 +100,7 @@ class PlaceFinder:
             own = np.flatnonzero(modes == mode)
             t, x, m = (np.array([getattr(self.edges[i], name) for i in own]) for name in ("time", "x", "m"))
             found[:, own] = evaluate(self.peak.watch(mode), t, x, m, self.run.parameters)
+            refuse_not_finite(self.peak, t, found[0, own])
         return found[0], found[1], found[2]
 
     @cached_property
