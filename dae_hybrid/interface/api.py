@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Literal, TypedDict, Unpack
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from dae_hybrid.conditions.amplification import LOOSER, lost_digits
@@ -233,7 +234,7 @@ def forward_sensitivity(
     return ForwardSensitivity(
         trajectory=left_of(trajectory, keep),
         parameters=_labels(system, indices),
-        gradient={name: _shaped(gradient[system.functionals[name]]) for name in system.functionals.names},
+        gradient={key: _shaped(gradient[parts[key]], trajectory, parts[key]) for key in parts.names},
         duality=checked,
         _directions=None if keep == "final" else directions,
         _verdict=verdict,
@@ -333,7 +334,7 @@ def adjoint_gradient(
         functional=name,
         value=trajectory.functionals[name],
         parameters=_labels(system, indices),
-        gradient=_shaped(sweep_result.gradient),
+        gradient=_shaped(sweep_result.gradient, trajectory, system.functionals[name]),
         trajectory=left,
         statistics=sweep_result.statistics,
         duality=checked.get(name),
@@ -355,7 +356,9 @@ def _labels(system: HybridSystem, indices: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(labels[i] for i in indices)
 
 
-def _shaped(gradient: Array) -> Array:
+def _shaped(gradient: Array, trajectory: Trajectory, components: slice) -> Array:
+    """Return the gradient of a functional, NaN where its value is."""
+    gradient = np.where(np.isnan(trajectory.integrals[components])[:, None], np.nan, gradient)
     return gradient[0] if len(gradient) == 1 else gradient
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from types import MappingProxyType
@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dae_hybrid.conditions.certify import attach_trajectory
+from dae_hybrid.errors import EventError, GrazingError
 from dae_hybrid.numerics.arrays import Array, scalar
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.records import MeasurementRecord
 from dae_hybrid.port.segment_rules import SAME_INSTANT
-from dae_hybrid.system.peaks import decided
+from dae_hybrid.system.peaks import Decision, decided
 from dae_hybrid.trajectory.peak_search import decision_of
 from dae_hybrid.trajectory.trajectory import Trajectory
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 SAME_SLOPE, SAME_SLOPE_RTOLS = 1e-6, 10.0
 #: factor of these for a value, whose derivatives the change enters in second order
 VALUE_FACTOR = 30.0
+#: end of a note on a value that does not exist
+ABSENT = " Its value is NaN."
 #: largest number of further runs
 MAX_ATTEMPTS = 4
 
@@ -42,7 +45,7 @@ def simulated(setup: RunBuilder) -> Trajectory:
         decision = decision_of(run)
     run.parts.forget_paths()
     values = decision.contributions(setup.system.peaks, setup.system.functionals.size)
-    return with_values(run, values).thinned(setup.keep)
+    return noted(with_values(run, values), decision).thinned(setup.keep)
 
 
 def decide_peaks(setup: RunBuilder, functional: str | None = None) -> None:
@@ -99,6 +102,21 @@ def _records(run: Trajectory) -> Iterator[MeasurementRecord]:
             yield from item.measurements(run.system)
         elif isinstance(item, MeasurementRecord):
             yield item
+
+
+def noted(run: Trajectory, decision: Decision) -> Trajectory:
+    """Return a run with notes on values that do not exist."""
+    absent = [error for _, error in decision.failures if not isinstance(error, GrazingError)]
+    return replace(run, notes=(*run.notes, *(error.message + ABSENT for error in absent))) if absent else run
+
+
+def refuse_absent(run: Trajectory, components: Sequence[int]) -> None:
+    """Refuse a run without a value of some of these components."""
+    if np.isnan(run.integrals[components]).any():
+        said = " ".join(note.removesuffix(ABSENT) for note in run.notes if note.endswith(ABSENT))
+        error = EventError(said, time=run.final[0], remedy="Simulate longer, or change the level.")
+        error.trajectory = run
+        raise error
 
 
 def with_values(run: Trajectory, values: Array) -> Trajectory:

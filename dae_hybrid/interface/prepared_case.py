@@ -18,6 +18,7 @@ from dae_hybrid.conditions.resolution import integrated
 from dae_hybrid.conditions.sequences import relation_entries
 from dae_hybrid.errors import DaeHybridError, OptionError, ParameterError
 from dae_hybrid.interface import api
+from dae_hybrid.interface.peaks import refuse_absent
 from dae_hybrid.interface.runs import RunBuilder
 from dae_hybrid.interface.start_values import Starts
 from dae_hybrid.layout import Layout
@@ -228,7 +229,13 @@ class CheckedCall:
     # -- by single calls ----------------------------------------------------------------------------------------
 
     def single(self, p: Array, start: Array | None = None) -> Single:
-        """Carry out one run as a single call."""
+        """Carry out one run as a single call; a reported functional that does not exist is its failure."""
+        found = self._single(p, start)
+        if self.system.peaks:
+            refuse_absent(trajectory_of(found), self.columns)
+        return found
+
+    def _single(self, p: Array, start: Array | None) -> Single:
         system, span = self.system, self.setup.span
         if self.starts is not None and start is not None:
             system = self.starts.system(start)

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dae_hybrid.conditions.resolution import MIN_STEP_LIMIT, RETRIES, ROUGH_RESOLUTION, STEP_LIMIT_FACTOR, finer
 from dae_hybrid.errors import DaeHybridError, IntegrationError, OptionError, StepLimitError, UnsupportedError
-from dae_hybrid.interface.peaks import with_values
+from dae_hybrid.interface.peaks import noted, with_values
 from dae_hybrid.interface.registry import Analysis, check_capabilities, find_integrator, for_call, registered
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Keep, Options, check_keep, check_time_span, check_times
@@ -266,7 +266,7 @@ class RunBuilder:
         if self.system.sides and run.n_events != decision.n_events:
             raise refuse_other_events(decision, run.final[0])
         values = side_values(run) if decision.values is None else side_values(run) + decision.values
-        return with_values(run, values) if values.any() else run
+        return noted(with_values(run, values), decision) if values.any() else run
 
     def _rerun(
         self, directions: TangentState | None, max_steps: int | None, scales: Array | None, t: Array

@@ -141,7 +141,8 @@ class Decision:
     """The places that decide the peaks of one run.
 
     `n_events` is the number of its events; `failures` are conditions of derivatives that do not hold, each with its
-    functional. `values` (k,) is what places that are left out contribute to all functionals.
+    functional. `values` (k,) is what peaks without places contribute to all functionals, NaN for a time that does not
+    exist.
     """
 
     places: tuple[Place, ...]
@@ -151,8 +152,8 @@ class Decision:
     values: Array | None = None
 
     def contributions(self, peaks: Sequence[Peak], size: int) -> Array:
-        """Return what the places contribute to all functionals, (size,)."""
-        found = np.zeros(size)
+        """Return what the peaks contribute to all functionals, (size,)."""
+        found = np.zeros(size) if self.values is None else self.values.copy()
         for place in self.places:
             found[peaks[place.peak].first + place.component] += place.value
         return found

@@ -99,7 +99,7 @@ class ExtremumFinder(PlaceFinder):
             rounding = TIED_ROUNDINGS * EPS * max(abs(point.time), self.walk.span)  # of its time
             is_equal = sign * best.value - s * point.value <= TIED_ROUNDINGS * EPS * abs(best.value)
             is_near = rounding < abs(point.time - best.time) <= MAX_TIME_ERROR * self.walk.span
-            if point.is_interior and is_equal and is_near and abs(point.rate) < -rounding * s * point.second:
+            if point.is_interior and is_equal and is_near and abs(point.rate) < rounding * -s * point.second:
                 found.insert(0, found.pop(i))
                 break
 

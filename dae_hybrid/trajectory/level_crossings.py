@@ -25,10 +25,13 @@ class CrossingFinder(PlaceFinder):
 
     def decide(self, component: int) -> None:
         """See `PlaceFinder`."""
-        if self.peak.kind == "settling_time":
-            self._settle(component)
-        else:
-            self._rise(component)
+        known = len(self.places), len(self.ties)
+        try:
+            (self._settle if self.peak.kind == "settling_time" else self._rise)(component)
+        except EventError as error:
+            del self.places[known[0] :], self.ties[known[1] :]
+            self.missing.append(component)
+            self.failures.append((self.peak.functional, error))
 
     # -- the first crossing ----------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.statement.peaks import CROSSINGS
 from dae_hybrid.system.peaks import Decision, Place, Tie
@@ -17,9 +19,11 @@ def decision_of(run: Trajectory) -> Decision:
     Raises
     ------
     EventError
-        A signal never crosses a level, has not settled at the end of the run, or turns too often to be followed.
+        An expression turns too often to be followed.
+    NonFiniteError
+        It is NaN or infinite.
     """
-    walk = Walk(run)
+    walk, values = Walk(run), np.zeros(run.system.functionals.size)
     places, ties, failures = list[Place](), list[Tie](), list[tuple[str, DaeHybridError]]()
     for i, peak in enumerate(run.system.peaks):
         finder = (CrossingFinder if peak.kind in CROSSINGS else ExtremumFinder)(walk, i, peak)
@@ -28,4 +32,5 @@ def decision_of(run: Trajectory) -> Decision:
         places += finder.places
         ties += finder.ties
         failures += finder.failures
-    return Decision(tuple(places), run.n_events, tuple(ties), tuple(failures))
+        values[[peak.first + component for component in finder.missing]] = np.nan
+    return Decision(tuple(places), run.n_events, tuple(ties), tuple(failures), values if values.any() else None)
