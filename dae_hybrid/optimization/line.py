@@ -113,6 +113,8 @@ class Line:
         sequence = EventSequence.of(run)
         self._sequences[sequence.digest] = sequence
         values = np.concatenate([np.atleast_1d(run.functionals[name]) for name in self.functionals])
+        if np.isnan(values).any():  # a time that does not exist
+            raise reason
         reason.release()
         return LinePoint(s, values, np.full(values.size, np.nan), sequence.digest, reason)
 

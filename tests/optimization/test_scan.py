@@ -171,6 +171,16 @@ def test_failures_are_gaps_with_reasons() -> None:
     assert dh.scan(ball(), (0, T), "height", along="e", values=[0.5]).changes == ()
 
 
+def test_times_that_do_not_exist_are_gaps() -> None:
+    m = dh.HybridModel("relaxation")
+    a, x = m.parameter("a", 1.0), m.differential("x")
+    m.initial(m.mode("only", ode={x: a - x}), {x: 0.0})
+    m.functional("rise", rise_time=(x, 0.1, 1.9))
+    scan = dh.scan(m.build(), (0, 5), along="a", values=[1.5, 2.0])
+    assert isinstance(scan.errors[0], dh.EventError)
+    assert scan.errors[1] is None
+
+
 def test_a_refused_derivative_leaves_the_value() -> None:
     m = dh.HybridModel("beside")
     b, x = m.parameter("b", 0.5), m.differential("x")
