@@ -9,6 +9,7 @@ from dae_hybrid.errors import EventError
 from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.numerics.quintics import DEGREE, extrema, roots
 from dae_hybrid.system.peaks import Place, Tie, Zero
+from dae_hybrid.trajectory.edges import Edge
 from dae_hybrid.trajectory.places import TIED_ROUNDINGS, TIED_TOLERANCES, PlaceFinder, Point, values_at
 
 #: distance, as a share of a piece, at which the direction of a crossing is looked at
@@ -79,7 +80,7 @@ class CrossingFinder(PlaceFinder):
             point, data = self.edge_point(component, 0), self.peak.data(component)
             chosen = self._noted(self.measured(component, component, point, data, "the start"))
         for entry in (component, component + self.peak.size):
-            self._note_edges(component, entry, chosen, 1.0, -start, since=chosen.time)
+            chosen = self._note_edges(component, entry, chosen, 1.0, -start, since=chosen.time)
 
     def _last(self, component: int, entry: int) -> tuple[Point, int] | None:
         """Return the last point at which an expression falls to zero; None if it is never positive."""
@@ -123,26 +124,37 @@ class CrossingFinder(PlaceFinder):
     def _note_edges(
         self, component: int, entry: int, chosen: Place, weight: float, shift: float = 0.0,
         since: float = -np.inf, until: float = np.inf,
-    ) -> None:  # fmt: skip
+    ) -> Place:  # fmt: skip
         """Note a tie where an expression is zero at an edge, within the accuracy of the run, before or after `chosen`.
 
         Whether it crosses there, or beside it, depends on the parameters, unless it is zero there for all of them.
+        Where it goes through zero on both sides it crosses beside the edge. Returns the place that decides.
         """
-        rivals, size = list[Place](), float(self.sizes[entry])
+        near, size = list[tuple[Edge, Point]](), float(self.sizes[entry])
         for i in np.flatnonzero(np.abs(self.values[:, entry]) <= self._slack(entry)).tolist():
-            point = self.edge_point(entry, i)
-            if not (since <= point.time <= until and self.walk.has_motion(self.edges[i])):
+            point, edge = self.edge_point(entry, i), self.edges[i]
+            if not (since <= point.time <= until and self.walk.has_motion(edge)):
                 continue
-            if self.edges[i].kind == "start":  # known to rounding
+            if edge.kind == "start":  # known to rounding
                 point.error = EPS * size
             else:
                 point = self.with_errors(entry, point)
             if abs(point.value) <= TIED_TOLERANCES * point.error:
-                zero = Zero(entry, False, point.rate or size / self.walk.span or 1.0)
+                near.append((edge, point))
+        rates = {(point.time, edge.side): point.rate for edge, point in near}
+        rivals = list[Place]()
+        for _, point in near:
+            zero = Zero(entry, False, point.rate or size / self.walk.span or 1.0)
+            rivals.append(self.beside_edge(component, entry, point, zero, weight, weight * shift))
+            goes_through = rates.get((point.time, "-"), 0.0) * rates.get((point.time, "+"), 0.0) > 0
+            if not goes_through:
                 rivals.append(self.at_edge(component, entry, point, 0.0, weight, weight * shift))
-                rivals.append(self.beside_edge(component, entry, point, zero, weight, weight * shift))
+            elif chosen.event >= 0 and chosen.time == point.time:  # the edge decides nothing
+                self.places.pop()
+                chosen = self._noted(rivals[-1])
         if rivals:
             self.ties.append(Tie(chosen, tuple(rivals), True))
+        return chosen
 
     def _add(self, component: int, point: Point, entry: int, weight: float, shift: float = 0.0) -> Place:
         """Add the crossing at a point: `weight` times the sum of its time and `shift`."""

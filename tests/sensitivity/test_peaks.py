@@ -668,6 +668,22 @@ def test_a_jump_to_the_edge_of_the_band() -> None:
         dh.adjoint_gradient(built, (0, 8), parameters={"jump": 1.1 - before}, **OPTIONS)
 
 
+@pytest.mark.parametrize("after", [1.0, 2.0])
+def test_a_level_at_a_knot(after: float) -> None:
+    m = dh.HybridModel("ramp")
+    a, x = m.parameter("a", 1.0), m.differential("x")
+    f = m.signal("f", [0.0, 1.0, 2.0], [1.0, after, after], kind="previous")
+    m.initial(m.mode("only", ode={x: a * f}), {x: 0.0})
+    m.functional("rise", rise_time=(x, 0.25, 1.0))
+    if after == 1.0:
+        np.testing.assert_allclose(dh.adjoint_gradient(m.build(), (0, 2), **OPTIONS).gradient, [-0.75], rtol=1e-9)
+    else:
+        with pytest.raises(
+            EventError, match=r"-0.5 by a crossing at t = 1, and -1 by the zero beside the state before"
+        ):
+            dh.adjoint_gradient(m.build(), (0, 2), **OPTIONS)
+
+
 def test_a_level_at_which_the_mode_changes() -> None:
     m = dh.HybridModel("switch")
     a, c, x = m.parameter("a", 1.0), m.parameter("c", 0.9), m.differential("x")
