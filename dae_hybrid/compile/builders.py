@@ -1,4 +1,4 @@
-"""Builders for all modes and transitions of a model. Those that differ only in numbers share one builder."""
+"""Builders for all modes and transitions of a model; those that differ only in numbers share one, see `families`."""
 
 from __future__ import annotations
 
@@ -146,19 +146,17 @@ class Builders:
         found = [self._with_numbers(unit, column, piece) for unit, piece in zip(at, pieces, strict=False)]
         return found[0], None if target is None else found[-1], pieces[-1]
 
-    def _transition(self, transition: Transition, charged: set[str]) -> tuple[Hashable, list[ca.MX]]:
+    def _transition(self, transition: Transition, costs: Sequence[ca.MX | None]) -> tuple[Hashable, list[ca.MX]]:
         """Return a key that similar transitions share, and the expressions that may differ in numbers."""
         source, target = self._at(transition)
         modes = [self.units[unit] for unit in (source, target) if unit is not None]
-        special = (
-            transition.equations.numel() or transition.project or transition.guess
-            or transition.name in charged or any(mode.nz > SYMBOLIC_SOLVE for mode in modes)
-        )  # fmt: skip
-        if special:
+        if any(mode.nz > SYMBOLIC_SOLVE for mode in modes):
             return transition.name, []
+        same = transition.when, transition.priority, transition.equations, transition.metric
         key = (
             source, target, transition.source is transition.target, transition.trigger.argument, *transition.reset,
-            None, *transition.memory, transition.freezes, *map(_hash, (transition.when, transition.priority)),
+            None, *transition.memory, None, *transition.project, *transition.guess, transition.labels,
+            transition.freezes, *map(_hash, (*same, *transition.guess.values(), *costs)),
         )  # fmt: skip
         return key, _expressions(transition)
 
@@ -171,8 +169,10 @@ class Builders:
         """Build all transitions."""
         found = Transitions(self)
         stated = list(self.model.transitions.values())
-        charged = {name for f in self.model.functionals.values() for name, _ in f.at_events}
-        alike = families({i: self._transition(t, charged) for i, t in enumerate(stated)}, MIN_FAMILY_SIZE)
+        costs = [dict(f.at_events) for f in self.model.functionals.values()]
+        parameters = [d.symbol for d in self.model.of_kind("parameter")]
+        given = {i: self._transition(t, [own.get(t.name) for own in costs]) for i, t in enumerate(stated)}
+        alike = families(given, MIN_FAMILY_SIZE, parameters)
         family_of = {i: (family, k) for family in alike for k, i in enumerate(family.members)}
         first: dict[Hashable, int] = {}
         for i, transition in enumerate(stated):
@@ -248,7 +248,7 @@ def _expressions(transition: Transition) -> list[ca.MX]:
 
 def _hash(expression: ca.MX | None) -> int | None:
     """Identity of an expression, which transitions of one statement share."""
-    return None if expression is None else int(expression.__hash__())
+    return None if expression is None or not expression.numel() else int(expression.__hash__())
 
 
 def _with(transition: Transition, values: list[ca.MX]) -> Transition:

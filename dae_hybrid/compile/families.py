@@ -1,8 +1,9 @@
-"""Group expressions that differ only in numbers, so that their functions are built once.
+"""Group expressions that differ only in numbers, or in the parameters that they use; their functions are built once.
 
 The numbers are kept in tables and appended to the parameters; no derivatives are taken with respect to them. A number
 stays in the expression if all members share it, or if it may affect the structure: zero, numbers by which CasADi
-simplifies (1, 2, 1/2), and exponents.
+simplifies (1, 2, 1/2), and exponents. Where members use different parameters, the number is the index of the parameter
+among those of all members.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 import casadi as ca
@@ -19,7 +20,7 @@ import numpy as np
 
 from dae_hybrid.codegen.casadi_tools import with_numbers, without_numbers
 from dae_hybrid.codegen.kernels import Kernel, NativeFunction
-from dae_hybrid.codegen.shapes import in_elements, written_out
+from dae_hybrid.codegen.shapes import Elements, Place, in_elements, written_out
 from dae_hybrid.numerics.arrays import Array
 
 #: longest expressions that are examined, in instructions
@@ -30,7 +31,7 @@ STRUCTURAL = frozenset((0.0, 1.0, 2.0, 0.5))
 
 @dataclass(frozen=True, eq=False)
 class Family[Name: Hashable]:
-    """Members whose expressions differ only in numbers.
+    """Members whose expressions differ only in numbers and parameters.
 
     `numbers` has a row per member, with the numbers that vary within the family.
     """
@@ -51,8 +52,12 @@ class Family[Name: Hashable]:
         return self.write(ca.vertcat(*(next(entries) if value is None else ca.MX(value) for value in self.values)))
 
 
-def families[Name: Hashable](given: Mapping[Name, tuple[Hashable, Sequence[ca.MX]]], least: int) -> list[Family[Name]]:
+def families[Name: Hashable](
+    given: Mapping[Name, tuple[Hashable, Sequence[ca.MX]]], least: int, parameters: Sequence[ca.MX] = ()
+) -> list[Family[Name]]:
     """Return families of at least `least` members that share a key and whose expressions differ only in numbers.
+
+    Scalar expressions, and vectors of few entries, may also differ in which entries of the `parameters` they use.
 
     Examples
     --------
@@ -67,34 +72,58 @@ def families[Name: Hashable](given: Mapping[Name, tuple[Hashable, Sequence[ca.MX
     many = {name: one for name, one in given.items() if counts[one[0]] >= least}
     every = [value for _, expressions in many.values() for value in expressions]
     symbols = ca.symvar(ca.veccat(ca.MX(0, 1), *every))
-    found = iter(in_elements(symbols, every, structural=frozenset((0.0,))))
-    groups: dict[Any, list[tuple[Name, Array, Callable[[ca.MX], list[ca.MX]]]]] = {}
+    own = {s.__hash__() for s in parameters}
+    chosen = {i for i, s in enumerate(symbols) if s.__hash__() in own}
+    found = iter(in_elements(symbols, every, structural=frozenset((0.0,)), chosen=chosen))
+    groups: dict[Any, list[tuple[Name, list[Elements]]]] = {}
+    writers: dict[Any, Callable[..., list[ca.MX]]] = {}
     for name, (key, expressions) in many.items():
         parts = [part for part in islice(found, len(expressions)) if part is not None]
         if len(parts) == len(expressions):
-            stated: Any = tuple(own for own, _ in parts)
-            numbers = np.concatenate([np.zeros(0), *(own for _, own in parts)])
-            write = partial(_from_elements, symbols, stated, [own.size for _, own in parts])
+            stated: Any = tuple(part.key for part in parts)
+            write: Callable[..., list[ca.MX]] = partial(_from_elements, symbols, stated)
         elif (other := without_numbers(expressions, structural=STRUCTURAL, longest=MAX_INSTRUCTIONS)) is not None:
             stated, lifted, own_symbols, numbers = other
-            write = partial(with_numbers, lifted, own_symbols)
+            parts = [Elements(stated, numbers, ())]
+            write = partial(_from_nodes, lifted, own_symbols)
         else:
             continue
-        groups.setdefault((key, stated), []).append((name, numbers, write))
-    return [_family(group) for group in groups.values() if len(group) >= least]
+        groups.setdefault((key, stated), []).append((name, parts))
+        writers.setdefault((key, stated), write)
+    return [_family(group, writers[key]) for key, group in groups.items() if len(group) >= least]
 
 
-def _from_elements(symbols: list[ca.MX], stated: Sequence[Any], sizes: Sequence[int], column: ca.MX) -> list[ca.MX]:
-    pieces = ca.vertsplit(column, np.cumsum([0, *sizes]).tolist()) if sizes else []
-    return [written_out(own, symbols, piece) for own, piece in zip(stated, pieces, strict=True)]
+def _from_elements(
+    symbols: Sequence[ca.MX], keys: Sequence[Any], places: Sequence[Sequence[Sequence[Place]]], pieces: Sequence[ca.MX]
+) -> list[ca.MX]:
+    return [written_out(*own) for own in zip(keys, repeat(symbols), pieces, places)]
 
 
-def _family[Name: Hashable](group: list[tuple[Name, Array, Callable[[ca.MX], list[ca.MX]]]]) -> Family[Name]:
-    numbers = np.array([own for _, own, _ in group]).reshape(len(group), -1)
+def _from_nodes(
+    lifted: Sequence[ca.MX], symbols: Sequence[ca.MX], _: Sequence[Any], pieces: Sequence[ca.MX]
+) -> list[ca.MX]:
+    return with_numbers(lifted, symbols, pieces[0])
+
+
+def _family[Name: Hashable](
+    group: Sequence[tuple[Name, Sequence[Elements]]], write: Callable[..., list[ca.MX]]
+) -> Family[Name]:
+    columns, places, ends = list[Array](), list[list[list[Place]]](), [0]
+    for parts in zip(*(parts for _, parts in group), strict=True):
+        used = [list(dict.fromkeys(own)) for own in zip(*(part.places for part in parts), strict=True)]
+        several = [(j, {place: i for i, place in enumerate(among)}) for j, among in enumerate(used) if len(among) > 1]
+        indices = [[index[part.places[j]] for j, index in several] for part in parts]
+        columns.append(np.hstack((np.array([part.numbers for part in parts]), np.array(indices, dtype=float))))
+        places.append(used)
+        ends.append(ends[-1] + columns[-1].shape[1])
+    numbers = np.hstack((np.zeros((len(group), 0)), *columns))
     differ = (numbers != numbers[0]).any(axis=0)
-    _, first, write = group[0]
-    values = tuple(None if other else value for value, other in zip(first.tolist(), differ.tolist(), strict=True))
-    return Family(tuple(name for name, *_ in group), np.ascontiguousarray(numbers[:, differ]), values, write)
+    values = tuple(None if other else value for value, other in zip(numbers[0].tolist(), differ.tolist(), strict=True))
+
+    def stated(column: ca.MX) -> list[ca.MX]:
+        return write(places, ca.vertsplit(column, ends) if len(ends) > 1 else [])
+
+    return Family(tuple(name for name, _ in group), np.ascontiguousarray(numbers[:, differ]), values, stated)
 
 
 def closed(function: ca.Function, place: int, numbers: Array) -> ca.Function:

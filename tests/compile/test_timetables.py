@@ -128,20 +128,27 @@ def test_a_time_that_is_not_finite_is_named() -> None:
         m.build()
 
 
-def test_functions_do_not_grow_with_the_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def sizes_of(models: list[dh.HybridModel], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Number of instructions of all functions that would be compiled for each model."""
     sizes: list[int] = []
     compile_functions = dae_hybrid.compile.pipeline.compile_functions
 
     def look(functions: dict[object, ca.Function], *, native: bool) -> object:
         sizes.append(sum(f.n_instructions() for f in functions.values()))
-        return compile_functions(functions, native=native)
+        return compile_functions(functions, native=False)
 
     monkeypatch.setattr(dae_hybrid.compile.pipeline, "compile_functions", look)
-    for make in (doses, several):
-        for n in (8, 80):
-            make(n).build(native=False)
-    assert sizes[0] == sizes[1]
-    assert sizes[2] == sizes[3]
+    for model in models:
+        model.build()
+    return sizes
+
+
+@pytest.mark.parametrize("make", [doses, several])
+def test_functions_do_not_grow_with_the_number_of_times(
+    make: Callable[[int], dh.HybridModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, many = sizes_of([make(8), make(80)], monkeypatch)
+    assert few == many
 
 
 @pytest.mark.parametrize("stated", [doses, several])
@@ -210,3 +217,89 @@ def test_transitions_of_modes_with_algebraic_variables(
     np.testing.assert_allclose(one.gradient["G"], other.gradient["G"], rtol=1e-10)
     asa = dh.adjoint_gradient(shared, (0, 2), "G", **TIGHT, native_events=native)
     np.testing.assert_allclose(asa.gradient, one.gradient["G"], rtol=1e-6)
+
+
+def table(n: int, kind: str = "explicit") -> dh.HybridModel:
+    """Doses at times and of amounts that are parameters: in no order, one before the start and two at one time."""
+    m = dh.HybridModel("table")
+    times, amounts = starts(n)
+    k, T, A = m.parameter("k", 0.7), m.parameter("T", times), m.parameter("A", amounts)
+    x, y, z = m.differential("x"), m.differential("y", size=2), m.differential("z")
+    count = m.memory("count", initial=0.0)
+    run = m.mode("run", ode={x: -k * x, y: -y, z: x})
+    options: dict[str, Any] = {
+        "reset": {x: x * ca.exp(-0.1 * k) + A[:, 0], y: ca.repmat(k * y.T, n, 1) + A},
+        "memory": {count: count + A[:, 1]},
+    }
+    if kind == "implicit":
+        options = {"reset": [m.post(x) ** 3 + m.post(x) - x - k], "guess": {x: x}}
+    elif kind == "when":
+        options["when"] = x < 1.5
+    elif kind == "priority":
+        options["priority"] = k * x
+    dose = m.transition(run, run, at=T, name="dose", **options)
+    m.initial(run, {x: 1.0, y: [0.2, 0.3], z: 0.0})
+    m.functional("G", terminal=x + y[0] * y[1] + count * z, at_events={dose: x * k} if kind == "costs" else None)
+    return m
+
+
+def starts(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Times and amounts of `table`."""
+    rng = np.random.default_rng(n)
+    times = rng.permuted(np.linspace(0.13, 2.7, n))
+    times[1], times[2] = times[0], -0.5
+    return times, rng.uniform(0.1, 0.4, (n, 2))
+
+
+@pytest.mark.filterwarnings("ignore::dae_hybrid.DerivativeWarning")
+@pytest.mark.parametrize("native", [True, False], ids=["compiled", "Python"])
+@pytest.mark.parametrize("kind", ["explicit", "implicit", "when", "priority", "costs"])
+def test_times_and_amounts_that_are_parameters(kind: str, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = table(7, kind).build()
+    with monkeypatch.context() as patch:
+        patch.setattr("dae_hybrid.compile.builders.MIN_FAMILY_SIZE", 10**9)
+        apart = table(7, kind).build()
+    assert len({id(t.kernels["jump"].family[0]) for t in shared.transitions if t.kernels["jump"].family}) == 1 + (
+        kind == "when"
+    )
+    options = {**TIGHT, "native_events": native, "strict": False}
+    one, other = (dh.forward_sensitivity(s, (0, END), **options) for s in (shared, apart))
+    assert [(e.transition, e.time, e.count) for e in one.events] == [
+        (e.transition, e.time, e.count) for e in other.events
+    ]
+    assert len(one.events) == 6
+    np.testing.assert_allclose(one.gradient["G"], other.gradient["G"], rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(one.event_time_sensitivity, other.event_time_sensitivity, rtol=1e-12, atol=1e-14)
+    one_asa, other_asa = (dh.adjoint_gradient(s, (0, END), "G", **options) for s in (shared, apart))
+    np.testing.assert_allclose(one_asa.gradient, other_asa.gradient, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(one_asa.gradient, one.gradient["G"], rtol=1e-6, atol=1e-9)
+
+
+def test_derivatives_by_every_time_and_amount() -> None:
+    n, k = 9, 0.7
+    m = dh.HybridModel("dosing")
+    rate, x = m.parameter("k", k), m.differential("x")
+    times, amounts = np.random.default_rng(1).permuted(np.linspace((0.1, 0.3), (2.6, 1.4), n), axis=0).T
+    T, A = [m.parameter(f"T{i}", v) for i, v in enumerate(times)], m.parameter("A", amounts)
+    run = m.mode("run", ode={x: -rate * x})
+    m.transition(run, run, at=ca.vertcat(*T), reset={x: x + A})
+    m.initial(run, {x: 1.0})
+    m.functional("G", terminal=x)
+    system = m.build()
+    left = np.exp(-k * (END - times))
+    exact = [-END * np.exp(-k * END) - amounts * left @ (END - times), *(k * amounts * left), *left]
+    for options in ({}, {"native_events": False}):
+        fsa = dh.forward_sensitivity(system, (0, END), **TIGHT, **options)
+        asa = dh.adjoint_gradient(system, (0, END), "G", **TIGHT, **options)
+        np.testing.assert_allclose(fsa.gradient["G"], exact, rtol=1e-7)
+        np.testing.assert_allclose(asa.gradient, exact, rtol=1e-7)
+        moved = fsa.event_time_sensitivity
+        np.testing.assert_allclose(moved[:, 1 : n + 1], np.eye(n)[np.argsort(times)], atol=1e-14)
+        assert not moved[:, [0, *range(n + 1, 2 * n + 1)]].any()
+
+
+@pytest.mark.parametrize("kind", ["explicit", "implicit", "when", "costs"])
+def test_functions_grow_with_the_number_of_parameters_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, c = sizes_of([table(n, kind) for n in (8, 16, 32)], monkeypatch)
+    assert c - b <= 2.2 * (b - a)
+    assert c < 4 * a
