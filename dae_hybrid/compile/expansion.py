@@ -20,12 +20,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import casadi as ca
 
 from dae_hybrid.compile.lowering import in_mode
-from dae_hybrid.compile.queues import queue_of
+from dae_hybrid.compile.queues import Queue, queue_of
 from dae_hybrid.errors import ModelError
 from dae_hybrid.statement.conditions import is_condition
 from dae_hybrid.statement.declarations import Declaration, Mode, Transition
@@ -192,13 +193,23 @@ class _Expansion:
 
     def _leave(self) -> None:
         """Let transitions that leave the sources of a delayed one empty its queue."""
+        inside: dict[str, list[tuple[set[str], Queue]]] = {}
         for queue in self._queues.values():
-            inside = {mode.name for mode in self._sources(queue.stated)}
-            for name, transition in self.model.transitions.items():
-                target = transition.target
-                leaves = target is not None and target.name not in inside and transition.source.name in inside
-                if leaves and not transition.skips:
-                    self.model.transitions[name] = replace(transition, memory=transition.memory | queue.emptied())
+            modes = {mode.name for mode in self._sources(queue.stated)}
+            for name in modes:
+                inside.setdefault(name, []).append((modes, queue))
+
+        @cache
+        def emptied(source: str, target: str) -> dict[str, ca.MX]:
+            left = (queue.emptied() for modes, queue in inside.get(source, ()) if target not in modes)
+            return {name: value for values in left for name, value in values.items()}
+
+        for name, transition in self.model.transitions.items():
+            target = transition.target
+            if target is None or target.name == transition.source.name or transition.skips:
+                continue
+            if lost := emptied(transition.source.name, target.name):
+                self.model.transitions[name] = replace(transition, memory=transition.memory | lost)
 
     def _declare(self, name: str, initial: Any) -> Declaration:
         """Declare a memory of the expanded model."""
