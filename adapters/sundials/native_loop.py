@@ -64,7 +64,9 @@ class NativeLoop:
                 numbers=e.numbers.ctypes.data,
             )  # fmt: skip
         every = [x for links in graph.links for x in links if x is not None]
-        functions = [f for x in every for f in (x.cross, x.tangent, x.cost, x.begin, x.solve) if f is not None]
+        functions = [
+            f for x in every for f in (x.cross, x.tangent, x.cost, x.permit, x.sides, x.begin, x.solve) if f is not None
+        ]
         if graph.ends is not None:
             functions += [f for f in (graph.ends.origin, *graph.ends.final, graph.ends.moves) if f is not None]
             functions += [f for measured in graph.ends.measured for f in measured.of_mode if f is not None]
@@ -123,17 +125,18 @@ class NativeLoop:
                 links[i].clock, links[i].direction = graph.clocks[transition], graph.directions[transition]
                 links[i].waits, links[i].toggles = graph.waits[transition], graph.toggles[transition]
                 links[i].jumps, links[i].keeps = graph.jumps[transition], graph.keeps[transition]
-                owner = graph.triggers[transition]
+                owner, links[i].recorded = graph.triggers[transition], transition
                 links[i].transition, links[i].index = owner, graph.exits[mode].index(owner)
                 links[i].shared = graph.shared[transition]
                 links[i].otherwise = others.get(transition, i)
             if link is not None:
                 links[i].numbers = link.numbers.ctypes.data
-                for name in ("cross", "tangent", "cost", "permit", "begin", "solve"):
+                for name in ("cross", "tangent", "cost", "permit", "sides", "begin", "solve"):
                     function = getattr(link, name)
                     setattr(links[i], name, None if function is None else function.address)
                 for name in ("target", "unknowns", "simple", "slopes", "others"):
                     setattr(links[i], name, getattr(link, name))
+                links[i].n_sides = 0 if link.sides is None else link.sides.function.size1_out(0)
                 if link.tangent is not None:
                     column, row = link.tangent.pattern(1)
                     links[i].jump.column, links[i].jump.row = column.ctypes.data, row.ctypes.data

@@ -13,7 +13,7 @@ from dae_hybrid.compile.reset_functions import Jump, event_costs
 from dae_hybrid.conditions.branches import Branches, BranchTable
 from dae_hybrid.conditions.resting import Kinks
 from dae_hybrid.port.records import EventRecord
-from dae_hybrid.statement.discontinuities import are_smooth, margin, unsmooth
+from dae_hybrid.statement.discontinuities import are_smooth, jumps, margin, unsmooth
 from dae_hybrid.statement.model import HybridModel
 
 
@@ -24,11 +24,13 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) ->
     moving |= time | {rate.__hash__() for rate in stated.rates.values()}
     functionals = stated.functionals.values()
 
-    transitions = {}
+    transitions, permits = {}, set[int]()
     acting = unsmooth({name: _values(stated, name) for name in model.transitions if name in stated.transitions})
     for i, name in enumerate(model.transitions):
         if name in acting and (found := _of_transition(stated, model, name, builders, fixed)) is not None:
             transitions[i] = found
+            if _is_permit(stated, name, found[0]):
+                permits.add(i)
     measured = [(f.name, when, value) for f in functionals for when, value in f.at_times]
     evaluated = unsmooth({i: [value] for i, (_, _, value) in enumerate(measured)})
     measurements = {
@@ -87,6 +89,7 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) ->
         start if start else None,
         {i: b for i, b in guards.items() if b},
         equations,
+        frozenset(permits),
     )
 
 
@@ -108,8 +111,16 @@ def _values(stated: HybridModel, name: str) -> list[ca.MX]:
     """The expressions that a transition evaluates."""
     transition = stated.transitions[name]
     values = [*transition.reset.values(), *transition.memory.values(), transition.equations]
-    values += [ca.MX(value) for value in (transition.when, transition.priority) if value is not None]
+    values += [value for value in (transition.when, transition.priority) if value is not None]
     return values + [value for _, value in event_costs(stated, name)]
+
+
+def _is_permit(stated: HybridModel, name: str, branches: Branches) -> bool:
+    """Whether the relations of a transition are those of its condition, and none of them is of fixed symbols."""
+    when = stated.transitions[name].when
+    if when is None or any(jumps([value]) for value in _values(stated, name) if value is not when):
+        return False
+    return branches.count == len(jumps([when]))
 
 
 def _fixed(stated: HybridModel, model: HybridModel) -> set[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import casadi as ca
@@ -144,6 +144,9 @@ def crossing_functions(
         outputs["cost"] = [costs, by_u @ by_w, *([costs_by_xi] if has_slopes(transition) else [])]
     if "when" in kernels:
         outputs["permit"] = kernels["when"].function.call([t, x, m, p])
+    if "sides" in kernels:
+        margins, by_u = kernels["sides"].function.call([t, x, m, p])
+        outputs["sides"] = [margins, by_u[:, : by_u.size2() - source.numbers]]
     inputs = [t, y, m, p, clock, xi]
     if called:
         point = in_blocks(_in_elements(ca.Function("point", inputs, point), source, target)).call(inputs)
@@ -226,11 +229,13 @@ def graph(
     ends: BoundaryFunctions | None,
     measurements: Sequence[Measurement],
     signals: Sequence[SignalTable],
+    permits: Set[int],
 ) -> TransitionGraph:
     """Assemble the modes' equations, the native transitions, and the functions for the start and the end of runs.
 
     `functions` are those of the transitions, with their `numbers` and whether they have `slopes`; `points` are the
-    functions of points without a transition, needed for measurements and knots.
+    functions of points without a transition, needed for measurements and knots. `permits` are the transitions that have
+    `sides`.
     """
 
     def link(index: int) -> NativeTransition | None:
@@ -244,7 +249,7 @@ def graph(
             slopes=slopes[index],
             others=len(modes[transition.target].invariants) - len(transition.helping),
             numbers=numbers[index],
-            **own,
+            **{key: f for key, f in own.items() if key != "sides" or index in permits},
         )
 
     def stays(index: int, *, turns: bool) -> NativeTransition | None:

@@ -87,6 +87,8 @@ def build_system(
     parts.begin("functions at points")
     modes = builders.modes(named, functions["mode"], functions["motion"])
 
+    branches = branch_table(stated, model, builders)
+
     def connected(modes: tuple[ModeSystem, ...], functions: ByOwner) -> TransitionGraph:
         return graph(
             modes,
@@ -98,6 +100,7 @@ def build_system(
             ends_of(initial, functions["end"][0], measured, builders.unit),
             measured,
             signals,
+            branches.permits,
         )
 
     parameters = model.of_kind("parameter")
@@ -123,7 +126,7 @@ def build_system(
         compiled=all(f.address is not None for f in compiled.values()),
         note=note,
         assumed_smooth=assumed_smooth,
-        branches=branch_table(stated, model, builders),
+        branches=branches,
         frozen={d.name: None if d.of is None else d.of.name for d in model.of_kind("memory")},
         labels={d.name: f"{d.name} [{d.unit}]" if d.unit else d.name for d in model.declarations.values()},
         units={d.name: d.unit for d in declared if d.unit},

@@ -12,6 +12,7 @@ from dae_hybrid.codegen.kernels import Kernel
 from dae_hybrid.compile.lowering import split, symbols_for
 from dae_hybrid.compile.mode_system import ModeBuilder
 from dae_hybrid.compile.reset_functions import Jump, cost_kernel, event_costs
+from dae_hybrid.conditions.branches import Branches
 from dae_hybrid.errors import ModelError
 from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.matrices import MAX_DENSE_ROWS, compact
@@ -92,6 +93,9 @@ def build_transition(
         kernels |= jump.kernels()
     if transition.when is not None and not transition.skips:
         kernels["when"] = Kernel(source.lower("when", [(f"when of transition '{name}'", transition.when)]))
+    if transition.when is not None:
+        permit = Branches(f"when of transition '{name}'", [transition.when], source.lower, frozenset())
+        kernels |= {"sides": permit.margins} if permit else {}
     if transition.priority is not None and not transition.skips:
         priority = source.lower("priority", [(f"priority of transition '{name}'", transition.priority)])
         s = symbols_for([priority], source.n, source_builder.nm, source_builder.np)

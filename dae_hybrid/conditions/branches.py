@@ -66,8 +66,13 @@ class Branches:
     def __bool__(self) -> bool:
         return bool(self._jumps)
 
+    @property
+    def count(self) -> int:
+        """Number of relations."""
+        return len(self._jumps)
+
     @cached_property
-    def _margins(self) -> Kernel:
+    def margins(self) -> Kernel:
         """(t, x, m, p, ...) -> distances from the thresholds of relations, and their derivatives by (t, x, m, p)."""
         return self._kernel([ca.vertcat(*(entry.sides()[0] for entry, _, _ in self._jumps))])
 
@@ -88,7 +93,7 @@ class Branches:
 
     def sides(self, point: Sequence[Any]) -> list[bool]:
         """Whether each relation is above its threshold."""
-        found: list[bool] = (self._margins(*point)[0] > 0).ravel().tolist()
+        found: list[bool] = (self.margins(*point)[0] > 0).ravel().tolist()
         return found
 
     def undecided(
@@ -99,7 +104,7 @@ class Branches:
         Each comes with the derivatives of its distance from the threshold by (t, x, m, p), and whether the values of
         the sides differ. `allowed` are tolerances of (t, x, m); `estimate` is the error of the run in tolerances.
         """
-        margins, by_u = self._margins(*point)
+        margins, by_u = self.margins(*point)
         u = np.concatenate([np.atleast_1d(np.asarray(part, dtype=float)) for part in point[:4]])
         with np.errstate(invalid="ignore", over="ignore"):
             tolerances = np.abs(by_u[:, : allowed.size]) @ allowed
@@ -114,7 +119,7 @@ class Branches:
                 known = np.maximum(known, estimate.state_error(t) * tolerances + late * estimate.event_time_error(t))
                 other = reference.point()
                 if other is not None:
-                    known = np.maximum(known, SAFETY_FACTOR * np.abs(margins - self._margins(*other)[0]))
+                    known = np.maximum(known, SAFETY_FACTOR * np.abs(margins - self.margins(*other)[0]))
         near = np.flatnonzero(away <= known)
         found = []
         for i in near.tolist():
@@ -154,9 +159,10 @@ NO_REFERENCE = ReferencePoint(np.zeros(0), lambda: None)
 class BranchTable(NotPicklable):
     """The relations of a system that are not events, by the place of their evaluation.
 
-    `transitions` are by index, with the function for their inputs after (t, x-, m-, p); `measurements` by index and
-    mode, `ends` and `constants` by mode; `start` is that of the initial mode. `guards` are the kinks of guards by
-    transition, `equations` those of equations and integrands by mode.
+    `transitions` are by index, with the function for their inputs after (t, x-, m-, p); `permits` are those whose only
+    relations are in the condition `when`; `measurements` by index and mode, `ends` and `constants` by mode; `start` is
+    that of the initial mode. `guards` are the kinks of guards by transition, `equations` those of equations and
+    integrands by mode.
     """
 
     transitions: Mapping[int, tuple[Branches, Callable[[EventRecord], list[Any]]]]
@@ -166,6 +172,7 @@ class BranchTable(NotPicklable):
     start: Branches | None
     guards: Mapping[int, Branches]
     equations: Mapping[int, Kinks]
+    permits: frozenset[int] = frozenset()
 
     def __bool__(self) -> bool:
         at_instants = self.transitions or self.measurements or self.ends or self.constants or self.start

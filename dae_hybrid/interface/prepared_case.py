@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from threading import Lock
 from typing import Any, Literal, cast
@@ -297,6 +298,9 @@ def _size(part: slice) -> int:
 def _is_judged_by_numbers(system: HybridSystem) -> bool:
     """Whether the numbers of a run suffice to check its derivatives.
 
-    They do not if derivatives depend on relations evaluated at instants, or on kinks at which a run may rest.
+    They do not if derivatives depend on relations evaluated at instants, other than those of `when`, or on kinks at
+    which a run may rest.
     """
-    return not (system.branches or any(bool(own) for own in system.branches.equations.values()))
+    table = system.branches
+    numbers = replace(table, transitions={i: own for i, own in table.transitions.items() if i not in table.permits})
+    return not (numbers or any(bool(own) for own in table.equations.values()))

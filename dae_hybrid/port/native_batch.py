@@ -81,6 +81,7 @@ class Reason(IntEnum):
     UNRESOLVED_DIRECTIONS = 18
     FAILED_ADJOINT = 19
     AMPLIFYING = 20
+    UNDECIDED_CONDITION = 21
 
 
 #: wording of the reasons
@@ -106,6 +107,7 @@ REASONS = {
     Reason.UNRESOLVED_DIRECTIONS: "sensitivities next to their tolerances",
     Reason.FAILED_ADJOINT: "an adjoint that needs other steps",
     Reason.AMPLIFYING: "perturbations that grow",
+    Reason.UNDECIDED_CONDITION: "a condition next to its threshold",
 }
 
 

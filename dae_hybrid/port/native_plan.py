@@ -62,6 +62,7 @@ class NativeTransition:
     target: int
     cost: NativeFunction | None = None
     permit: NativeFunction | None = None  # not 0 if the transition may fire; otherwise that without effect does
+    sides: NativeFunction | None = None  # margins of the relations in that condition, and these by (t, x, m, p)
     begin: NativeFunction | None = None
     solve: NativeFunction | None = None
     unknowns: int = 0

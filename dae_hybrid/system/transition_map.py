@@ -68,6 +68,7 @@ class TransitionMap:
     linear       t, x-, m-, xi, p                    y+, m+ and Phi, each by u- and by xi; sizes of the terms of
                                                      dPhi/dxi; the start of z+ by u-
     when         t, x-, m-, p                        not 0 if the transition may fire (where there is a condition)
+    sides        t, x-, m-, p                        margins of the relations in that condition, by (t, x-, m-, p)
     priority     t, x-, m-, p                        order among the transitions of an instant, by u- (where it is
                                                      stated)
     conditions   t, x-, m-, p                        the reset's equations without unknowns, by u-, and the sizes of

@@ -6,13 +6,16 @@ import pickle
 from functools import cache
 from typing import Any
 
+import casadi as ca
 import numpy as np
 import pytest
 from batches import agree, sets
 
 import dae_hybrid as dh
+from dae_hybrid.adapters.sundials.native_loop import NativeLoop
 
-TIGHT = {"rtol": 1e-8, "atol": 1e-10, "native_events": True}
+LOOSE = {"rtol": 1e-8, "atol": 1e-10}
+TIGHT = {**LOOSE, "native_events": True}
 ANALYSES = ["forward", "adjoint"]
 T_KNOTS = np.linspace(0.0, 4.0, 9)
 
@@ -241,3 +244,64 @@ def test_a_linear_equation_with_a_divisor(gradient: str, eliminate: bool) -> Non
     b_ = np.array([0.5, 0.7])
     np.testing.assert_allclose(found.functionals["G"][:2], np.log((2 - b_) / (1 - b_)), rtol=1e-7)
     np.testing.assert_allclose(found.gradient["G"][:2, 0], 1 / (1 - b_) - 1 / (2 - b_), rtol=1e-6)
+
+
+@cache
+def permitted() -> dh.HybridSystem:
+    """Doses and switches that a condition on states, memory and parameters permits, in two modes."""
+    m = dh.HybridModel("permitted")
+    k, most = m.parameter("k", 0.6), m.parameter("most", 1.1)
+    x, y, z = m.differential("x"), m.differential("y"), m.algebraic("z")
+    count, flag = m.memory("count", initial=k), m.memory("flag", initial=1)
+    fast, slow = (m.mode(n, ode={x: 0.3 - s * k * z, y: x}, algebraic=[z - x]) for n, s in (("fast", 1), ("slow", 0.5)))
+    dosed = {"reset": {x: x + 0.4}, "memory": {count: count + 0.2}}
+    m.transition(fast, fast, at=[0.3, 0.8, 1.3, 1.9], when=dh.all_of(z < most, count < 1.15), name="dose", **dosed)
+    m.transition(slow, slow, at=[0.9, 1.4], when=flag > 0.5, name="flagged", **dosed)
+    m.transition(fast, slow, guard=y - 0.5, direction="rising", when=x * k < 0.7, name="slower")
+    m.transition(slow, fast, guard=y - most, direction="rising", reset={y: 0}, name="faster")
+    m.initial(fast, {x: 0.7, y: 0.0})
+    m.functional("G", integrand=x**2, terminal=y * count)
+    return m.build()
+
+
+@pytest.mark.parametrize("gradient", [None, *ANALYSES])
+def test_conditions_at_events_are_checked_in_compiled_code(gradient: Any) -> None:
+    rows = sets(permitted(), 12, spread=0.15)
+    found = agree(permitted(), (0.0, 2.5), rows, gradient, **TIGHT)
+    assert found.statistics["native"] >= 10, found
+    untaken = [e.transition for i in range(12) for e in dh.simulate(permitted(), (0.0, 2.5), parameters=rows[i]).events]
+    assert "dose not taken" in {name.removesuffix(f" {i}") for name in untaken for i in range(4)}
+    alone = [dh.batch(permitted(), (0.0, 2.5), parameters=rows, gradient=gradient, native_events=False, **LOOSE)]
+    np.testing.assert_array_equal(found.digest, alone[0].digest)
+
+
+@pytest.mark.parametrize("gradient", ANALYSES)
+def test_a_condition_next_to_its_threshold_is_left_to_a_single_call(gradient: str) -> None:
+    m = dh.HybridModel("threshold")
+    p, x = m.parameter("p", 1.0), m.differential("x")
+    run = m.mode("run", ode={x: 1.0})
+    m.transition(run, run, at=1.0, when=x < p, reset={x: 2 * x}, name="double")
+    m.initial(run, {x: 0.0})
+    m.functional("G", terminal=x)
+    rows = np.array([[1.0], [1.0 + 1e-9], [1.0 - 1e-6], [0.5], [1.5]])
+    found = agree(m.build(), (0.0, 2.0), rows, gradient, **TIGHT)
+    assert found.native.tolist() == [False, False, False, True, True]
+    assert isinstance(found.errors[0], dh.EventError)
+    assert found.reasons[1] == "a condition next to its threshold (transition 'double')"
+
+
+def test_work_space_suffices_for_long_conditions() -> None:
+    m = dh.HybridModel("long")
+    x = m.differential("x", size=40)
+    run = m.mode("run", ode={x: -x})
+    terms = [ca.sin(x[i] * x[j]) for i in range(40) for j in range(i)]
+    while len(terms) > 1:  # many terms are alive at once
+        terms = [one * other + one for one, other in zip(terms[::2], terms[1::2], strict=False)]
+    m.transition(run, run, at=0.5, when=terms[0] < 1, reset={x: 2 * x})
+    m.initial(run, {x: np.linspace(0.1, 1.0, 40)})
+    graph = m.build().graph
+    (link,) = (link for links in graph.links for link in links if link is not None and link.permit is not None)
+    space = [array.size for array in NativeLoop(graph, 0)._work]
+    for function in (link.permit, link.sides):
+        assert function is not None
+        assert all(size >= needed for size, needed in zip(space, function.work_sizes, strict=True))

@@ -78,7 +78,7 @@ static unsigned long long digested(unsigned long long found, integer code) {
 
 static integer digest_of(const batch *b) {
   const native_run *v = b->run;
-  const event_loop *m = v->tables;
+  event_loop *m = v->tables;
   const double *memory = v->start + v->modes[v->mode].n_x;
   unsigned long long found = DIGEST_BASIS;
   for (integer i = 0; i < b->n_sides; i++) found = digested(found, memory[b->sides[i]] > 0 ? ABOVE : BELOW);
@@ -86,7 +86,14 @@ static integer digest_of(const batch *b) {
     const link *l = link_of(m, i);
     if (l->turns) continue;
     const integer rises = l->clock < 0 && m->records[m->offsets[i] + RATE_AT] > 0;
-    found = digested(found, l->measures ? MEASUREMENT : 2 * l->transition + rises);
+    found = digested(found, l->measures ? MEASUREMENT : 2 * l->recorded + rises);
+  }
+  for (integer i = 0; b->differentiates && i < m->n_events; i++) {
+    const link *l = link_of(m, i);
+    const mode_tables *from;
+    const event e = part_of(m, i, &from);
+    const double *margin = l->sides ? margins_of(m, l, from, &e, m->records[m->offsets[i]]) : 0;
+    for (integer k = 0; margin && k < l->n_sides; k++) found = digested(found, margin[k] > 0 ? ABOVE : BELOW);
   }
   return (integer)found;
 }

@@ -321,6 +321,46 @@ static int is_resolved_well(const batch *b) {
   return 1;
 }
 
+/* The margins of the relations in the condition of an event; null if they are not finite. Their derivatives follow. */
+static const double *margins_of(event_loop *m, const link *l, const mode_tables *from, const event *e, double t) {
+  const integer width = 1 + from->n_x + m->n_memory + m->n_parameters;
+  double *res[2] = {m->tangent, m->tangent + l->n_sides};
+  m->xi = 0;
+  if (call(m, l->sides, l->numbers, t, e->x, e->memory, res, 2)) return 0;
+  return all_finite(m->tangent, l->n_sides * (1 + width)) ? m->tangent : 0;
+}
+
+/* Whether the accuracy of a run decides the relations in the condition of event i (`Branches.undecided`). */
+static int is_decided(event_loop *m, integer i) {
+  const mode_tables *from;
+  const link *l = link_of(m, i);
+  const event e = part_of(m, i, &from);
+  const double t = m->records[m->offsets[i]], *margin = margins_of(m, l, from, &e, t);
+  const integer n = l->n_sides, nx = from->n_x, nm = m->n_memory;
+  if (!margin) return 0;
+  for (integer k = 0; k < n; k++) {
+    const double *by = margin + n + k; /* by column */
+    double tolerance = l->clock < 0 ? fabs(*by) * m->rtol * elapsed(m, t) : 0, size = fabs(*by * t);
+    by += n;
+    for (integer j = 0; j < nx; j++, by += n) {
+      tolerance += fabs(*by) * (from->absolute[j] + m->rtol * fabs(e.x[j]));
+      size += fabs(*by * e.x[j]);
+    }
+    for (integer j = 0; j < nm; j++, by += n) tolerance += fabs(*by) * m->rtol * fabs(e.memory[j]), size += fabs(*by * e.memory[j]);
+    for (integer j = 0; j < m->n_parameters; j++, by += n) size += fabs(*by * m->parameters[j]);
+    const double known = ONE_INSTANT * tolerance + ZERO_ROUNDINGS * DBL_EPSILON * size + DBL_MIN;
+    if (!(fabs(margin[k]) > fmax(known, WIDEST * tolerance))) return 0;
+  }
+  return 1;
+}
+
+/* The transition of the first event whose condition is not decided; -1 if all are. */
+static integer undecided(event_loop *m) {
+  for (integer i = 0; i < m->n_events; i++)
+    if (link_of(m, i)->sides && !is_decided(m, i)) return link_of(m, i)->transition;
+  return -1;
+}
+
 /* The transition of the first event that is not clearly regular; -1 if all are. */
 static integer doubtful(const event_loop *m) {
   for (integer i = 0; i < m->n_events; i++)
@@ -333,6 +373,8 @@ static int needs_no_look(const batch *b) {
   const native_run *v = b->run;
   if (v->resting) return leave(b, RESTING, -1);
   if (v->doubtful) return leave(b, DOUBTFUL_EVENT, doubtful(v->tables));
+  const integer open = undecided(v->tables);
+  if (open >= 0) return leave(b, UNDECIDED_CONDITION, open);
   for (integer i = 0; i < v->n_modes; i++)
     if (v->runs[i]->n_turns) return leave(b, NEAR_MISS, -1);
   if (!starts_clear(b)) return leave(b, BESIDE_START, -1);

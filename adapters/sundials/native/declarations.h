@@ -304,10 +304,12 @@ typedef struct {                             /* an adjoint, integrated backward 
 typedef struct {                             /* a transition, measurement or knot */
   casadi_function cross, tangent, cost;      /* null if it is never native, or has no costs; see event_loop.c */
   casadi_function permit;                    /* null without a condition; gives 0 where `otherwise` replaces it */
+  casadi_function sides;                     /* null without relations in it: their margins, and these by (t, x, m, p) */
   casadi_function begin, solve;              /* equations to be solved after it; see arrival.c */
   const double *numbers;                     /* constants of this transition, for shared functions */
   integer target, transition, index, direction, width; /* `index`: the link whose trigger it has */
   integer shared;                            /* number of the statement that it shares with others modes' links, or -1 */
+  integer recorded;                          /* its own transition; `transition` is the one whose trigger it has */
   integer otherwise;                         /* the link that replaces it if its condition does not hold */
   integer clock;                             /* of time events: index of the shared clock, else -1 */
   integer fixed;                             /* whether its time is given, independent of parameters */
@@ -317,6 +319,7 @@ typedef struct {                             /* a transition, measurement or kno
   integer unknowns, simple, slopes;          /* number of unknowns; whether they are exactly z after it; whether
                                                 derivatives depend on them */
   integer others;                            /* number of target constraints that are not among the solved equations */
+  integer n_sides;                           /* number of margins of `sides` */
   sparse jump;                               /* pattern of w after the transition by (w, p, t) */
 } link;
 

@@ -186,7 +186,7 @@ static int enter(event_loop *m, const mode_tables *from, const mode_tables *to, 
       leaving_sign[j] = moving ? sign_of(rate[j]) : 0;
       if (moving && towards > 0 && (!own || to->links[j].toggles)) return 0;
       if (moving && !own && i >= 0 && to->links[j].direction == 0) return 0;
-      const int kept = own && moving && to->links[j].keeps; /* a neighbouring run finds it at zero, too */
+      const int kept = own && moving && from->links[m->exit].keeps; /* a neighbouring run finds it at zero, too */
       if (!kept && (towards >= 0 || !(to->links[j].waits || (own && to->links[j].toggles)))) *decided = 0;
     } else if (!own && i >= 0 && to->links[j].jumps && h[j] * h0[i] < 0) {
       return 0;
