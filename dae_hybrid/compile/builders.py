@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import casadi as ca
 import numpy as np
@@ -19,7 +19,7 @@ from dae_hybrid.compile.transition_functions import as_stated, build_transition,
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.statement.declarations import Transition
 from dae_hybrid.statement.model import HybridModel
-from dae_hybrid.statement.triggers import StateTrigger
+from dae_hybrid.statement.triggers import StateTrigger, TimeTrigger
 from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import TransitionMap
 
@@ -173,6 +173,8 @@ class Builders:
         parameters = [d.symbol for d in self.model.of_kind("parameter")]
         given = {i: self._transition(t, [own.get(t.name) for own in costs]) for i, t in enumerate(stated)}
         alike = families(given, MIN_FAMILY_SIZE, parameters)
+        alone = set(given).difference(*(family.members for family in alike))
+        alike += _families_by_place({i: given[i] for i in sorted(alone)}, stated, parameters)
         family_of = {i: (family, k) for family in alike for k, i in enumerate(family.members)}
         first: dict[Hashable, int] = {}
         for i, transition in enumerate(stated):
@@ -239,6 +241,31 @@ class Transitions:
         """The compiled functions of native transitions, by kind."""
         eligible = {k: ends for k, ends in self.ends.items() if native_eligible(self.built[k], *ends)}
         return {k: crossing_functions(self.built[k], *ends) for k, ends in eligible.items()}
+
+
+def _families_by_place(
+    given: Mapping[int, tuple[Hashable, list[ca.MX]]], stated: Sequence[Transition], parameters: Sequence[ca.MX]
+) -> list[Family[int]]:
+    """Return families of transitions with times of one statement, which differ in structure, such as running sums."""
+    symbols: dict[int, tuple[ca.MX, ca.MX]] = {}  # symbols for the times of each statement, and these
+    placed = {}
+    for i, (key, values) in given.items():
+        trigger = stated[i].trigger
+        if not (isinstance(trigger, TimeTrigger) and values and trigger.times is not None):
+            continue
+        symbol, _ = symbols.setdefault(
+            trigger.times.__hash__(), (ca.MX.sym("times", trigger.times.numel()), ca.vec(trigger.times))
+        )
+        placed[i] = (key, trigger.times.__hash__()), [symbol[trigger.place], *values[1:]]
+    own = [symbol for symbol, _ in symbols.values()]
+    times = [values for _, values in symbols.values()]
+    alike = families(placed, MIN_FAMILY_SIZE, [*parameters, *own])
+
+    def written(family: Family[int], column: ca.MX) -> list[ca.MX]:
+        found: list[ca.MX] = ca.substitute(family.write(column), own, times)
+        return found
+
+    return [replace(family, write=partial(written, family)) for family in alike]
 
 
 def _expressions(transition: Transition) -> list[ca.MX]:

@@ -255,7 +255,7 @@ def _at_each_time(stated: Transition) -> Iterator[Transition]:
             stated,
             name=f"{stated.name} {i}",
             statement=stated.name,
-            trigger=TimeTrigger(trigger.expression[i]),
+            trigger=TimeTrigger(trigger.expression[i], times=trigger.expression, place=i),
             reset={name: value[i, :].T for name, value in stated.reset.items()},
             memory={name: value[i, :].T for name, value in stated.memory.items()},
         )

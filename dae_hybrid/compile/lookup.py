@@ -19,7 +19,7 @@ from dae_hybrid.statement.discontinuous_nodes import bare
 from dae_hybrid.statement.expressions import free_name
 from dae_hybrid.statement.lookup import MAX_DERIVATIVE, PREFIX, LookupTable, is_table, stands_for
 from dae_hybrid.statement.model import HybridModel
-from dae_hybrid.statement.triggers import StateTrigger
+from dae_hybrid.statement.triggers import StateTrigger, TimeTrigger, Trigger
 
 
 def with_tables(model: HybridModel, *, kinks: bool) -> HybridModel:
@@ -115,10 +115,11 @@ class _Tables:
 
     def transition(self, t: Transition) -> Transition:
         """The transition without tables."""
-        if t.guard is None:
-            trigger = replace(t.trigger, expression=self._at(t.trigger.expression))
+        if isinstance(t.trigger, TimeTrigger):
+            trigger: Trigger = replace(t.trigger, expression=self._at(t.trigger.expression), times=None)
         else:
-            trigger = replace(t.trigger, expression=self._flows([t.guard], t.source.name, events=not t.refusal)[0])
+            guard = t.trigger.expression
+            trigger = replace(t.trigger, expression=self._flows([guard], t.source.name, events=not t.refusal)[0])
         return replace(
             t,
             trigger=trigger,

@@ -6,7 +6,7 @@ A new kind of time event is a new class here; `system/schedule.py` lists the tim
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import casadi as ca
@@ -50,7 +50,13 @@ class StateTrigger(Trigger):
 
 @dataclass(frozen=True, eq=False)
 class TimeTrigger(Trigger):
-    """A time is reached."""
+    """A time is reached.
+
+    `times` are those of the statement if it is one of several, and `place` is its index among them.
+    """
+
+    times: ca.MX | None = field(default=None, kw_only=True)
+    place: int = field(default=0, kw_only=True)
 
     argument = "at"
     is_timed = True

@@ -223,6 +223,8 @@ def table(n: int, kind: str = "explicit") -> dh.HybridModel:
     """Doses at times and of amounts that are parameters: in no order, one before the start and two at one time."""
     m = dh.HybridModel("table")
     times, amounts = starts(n)
+    if kind == "intervals":
+        times = np.diff(times, prepend=0.0)
     k, T, A = m.parameter("k", 0.7), m.parameter("T", times), m.parameter("A", amounts)
     x, y, z = m.differential("x"), m.differential("y", size=2), m.differential("z")
     count = m.memory("count", initial=0.0)
@@ -237,7 +239,7 @@ def table(n: int, kind: str = "explicit") -> dh.HybridModel:
         options["when"] = x < 1.5
     elif kind == "priority":
         options["priority"] = k * x
-    dose = m.transition(run, run, at=T, name="dose", **options)
+    dose = m.transition(run, run, at=ca.cumsum(T) if kind == "intervals" else T, name="dose", **options)
     m.initial(run, {x: 1.0, y: [0.2, 0.3], z: 0.0})
     m.functional("G", terminal=x + y[0] * y[1] + count * z, at_events={dose: x * k} if kind == "costs" else None)
     return m
@@ -253,7 +255,7 @@ def starts(n: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.filterwarnings("ignore::dae_hybrid.DerivativeWarning")
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "Python"])
-@pytest.mark.parametrize("kind", ["explicit", "implicit", "when", "priority", "costs"])
+@pytest.mark.parametrize("kind", ["explicit", "implicit", "when", "priority", "costs", "intervals"])
 def test_times_and_amounts_that_are_parameters(kind: str, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = table(7, kind).build()
     with monkeypatch.context() as patch:
@@ -298,7 +300,7 @@ def test_derivatives_by_every_time_and_amount() -> None:
         assert not moved[:, [0, *range(n + 1, 2 * n + 1)]].any()
 
 
-@pytest.mark.parametrize("kind", ["explicit", "implicit", "when", "costs"])
+@pytest.mark.parametrize("kind", ["explicit", "implicit", "when", "costs", "intervals"])
 def test_functions_grow_with_the_number_of_parameters_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b, c = sizes_of([table(n, kind) for n in (8, 16, 32)], monkeypatch)
     assert c - b <= 2.2 * (b - a)
