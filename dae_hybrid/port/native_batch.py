@@ -87,8 +87,8 @@ class Reason(IntEnum):
 #: wording of the reasons
 REASONS = {
     Reason.NO_REASON: "stopped",
-    Reason.BAD_INPUT: "an input or a time that is not finite, a tick at the start, a measurement outside the span",
-    Reason.AT_START: "the start: inconsistent values, a guard that is due, or a stiff mode",
+    Reason.BAD_INPUT: "an input or a time that is not finite, a tick next to the start, a measurement outside the span",
+    Reason.AT_START: "the start: inconsistent values, a guard or a special time event that is due, or a stiff mode",
     Reason.NOT_COMPILED: "not compiled",
     Reason.SPECIAL_EVENT: "an event next to another time or guard, or after which a closer look is needed",
     Reason.ACCUMULATING: "events that may accumulate",

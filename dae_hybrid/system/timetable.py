@@ -64,7 +64,8 @@ class Timetable:
         for link, transition in zip(clocks.links.tolist(), clocks.transitions, strict=True):
             counts = np.arange(1, 1 + self._ticks(transition, p))
             when = self._times(transition, p, counts)
-            resolved = when[:, 0] > self._span[0] + resolution(*self._span)
+            first = when[:, 0]
+            resolved = (first > self._span[0] + resolution(*self._span)) | (first == self._span[0])
             until[:] = np.where(resolved, np.minimum(until, listed_until(when)), np.nan)
             ticks.append((link, counts, when))
         taken = measured, [i for _, i in self._waiting]

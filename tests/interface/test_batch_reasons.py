@@ -305,3 +305,53 @@ def test_work_space_suffices_for_long_conditions() -> None:
     for function in (link.permit, link.sides):
         assert function is not None
         assert all(size >= needed for size, needed in zip(space, function.work_sizes, strict=True))
+
+
+@cache
+def sampled(kind: str) -> dh.HybridSystem:
+    """A loop with two clocks that tick at the start, costs at the ticks, and a guard."""
+    m = dh.HybridModel(f"sampled {kind}")
+    k, gain = m.parameter("k", 0.9), m.parameter("gain", 0.4)
+    x, z = m.differential("x"), m.algebraic("z")
+    u, n = m.discrete("u", initial=0.1), m.memory("n", initial=0.0)
+    run = m.mode("run", ode={x: u - k * z}, algebraic=[z + 0.1 * z**3 - x])
+    other = m.mode("other", ode={x: u - z}, algebraic=[z + 0.1 * z**3 - x])
+    fast = m.clock(0.3)
+    tick = m.transition(run, run, every=fast, reset={x: x - 0.01 * k}, memory={n: n + k}, name="tick")
+    m.update(m.clock(fast, factor=3, name="slow"), {u: u + gain * (1 - x)})
+    m.transition(run, run, guard=x - 0.6, direction="rising", reset={x: x - 0.2}, name="drop")
+    if kind == "leaves":
+        m.transition(run, other, every=fast, name="leave")
+    m.initial(run, {x: 0.2})
+    measured = {0.0: x} if kind == "measured" else None
+    m.functional("G", terminal=x + n, integrand=z**2, at_events={tick: x**2 * gain}, at_times=measured)
+    return m.build()
+
+
+@pytest.mark.parametrize("gradient", [None, *ANALYSES])
+@pytest.mark.parametrize("method", ["auto", "bdf"])
+def test_ticks_at_the_start(gradient: Any, method: str) -> None:
+    system = sampled("plain")
+    for span in ((0.0, 2.0), (1.0, 3.0)):
+        t_eval, rows = np.linspace(*span, 6), sets(sampled("plain"), 5)
+        found = agree(system, span, rows, gradient, method=method, t_eval=t_eval, **TIGHT)
+        if gradient != "adjoint" or method == "auto":
+            assert found.native.all(), found
+        python = dh.batch(
+            system, span, parameters=rows, gradient=gradient, method=method, t_eval=t_eval, native_events=False, **LOOSE
+        )
+        np.testing.assert_array_equal(found.digest, python.digest)
+        np.testing.assert_allclose(found.values, python.values, rtol=10 * LOOSE["rtol"])  # other steps, with BDF
+        np.testing.assert_allclose(found["x"], python["x"], rtol=10 * LOOSE["rtol"])
+        if gradient:
+            np.testing.assert_allclose(found.gradients, python.gradients, rtol=1e-7, atol=1e-9)
+        run = dh.simulate(system, span, parameters=rows[0], method=method, **TIGHT)
+        assert [(e.transition, e.time, e.order) for e in run.events[:2]] == [("tick", span[0], 0), ("slow", span[0], 1)]
+        assert run.statistics["native_events"] == len(run.events)
+
+
+@pytest.mark.parametrize("kind", ["leaves", "measured"])
+@pytest.mark.parametrize("gradient", [None, *ANALYSES])
+def test_other_time_events_at_the_start_are_left_to_single_calls(kind: str, gradient: Any) -> None:
+    found = agree(sampled(kind), (0.0, 2.0), sets(sampled(kind), 3), gradient, **TIGHT)
+    assert not found.native.any()

@@ -98,6 +98,32 @@ static int measure_end(native_run *v, double *derivatives) {
   return 1;
 }
 
+/* Whether transitions are due at the start that can be carried out natively: at given times, and within the mode. */
+static int ticks_at_start(const event_loop *m) {
+  const alarms *due = &m->schedule[m->at];
+  integer i = due->next;
+  for (; i < due->n && is_now(m, due->times[i], m->t0); i++) {
+    const link *l = &m->modes[m->at].links[due->links[i]];
+    if (due->times[i] != m->t0 || stays(l) || l->target != m->at || (m->certify && !l->fixed)) return 0;
+  }
+  return i > due->next;
+}
+
+/* Carry them out, without a segment before, and begin the first segment. */
+static int tick_at_start(native_run *v, double *derivatives) {
+  event_loop *m = v->tables;
+  const mode_tables *first = v->modes + v->mode;
+  run *r = first->run;
+  const integer width = first->n_y + m->n_memory + m->n_parameters + 1;
+  if (m->measured) memset(derivatives, 0, (size_t)(m->n_functionals * width) * sizeof(double));
+  r->steps = r->error_test_failures = r->newton_failures = 0; /* of an earlier run */
+  r->next_step = 0;
+  m->fired = 0, m->ticked_clock = -1;
+  if (!finish_instant(m)) return begin(m);
+  m->used = m->n_events = m->n_passed = 0;
+  return NOT_STARTED;
+}
+
 /* Begin the first segment. */
 static int set_out(native_run *v) {
   event_loop *m = v->tables;
@@ -150,6 +176,7 @@ static int set_out(native_run *v) {
   }
   if (r->xdot && set_rates(r, xdot)) return FATAL;
   if (first->implicit && complete_directions(r, 0)) return FATAL;
+  if (ticks_at_start(m)) return tick_at_start(v, by_p + nw * m->n_parameters);
   if (!measure_start(v, by_p + nw * m->n_parameters)) return NOT_STARTED;
   set_stop(m, r);
   return dh_begin(r);
@@ -238,6 +265,7 @@ int dh_run(native_run *v) {
   event_loop *m = v->tables;
   if (!v->under_way) {
     const int flag = set_out(v);
+    if (m->full) return ROWS_FULL;
     if (flag) return NOT_STARTED;
     v->under_way = 1;
     v->look = v->taken = v->events = 0;
