@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing as mp
 import re
+import signal
 import sys
 import time
 from collections import Counter
@@ -58,6 +59,7 @@ def verdict_of(seed: int, adapter: str, every: int) -> Verdict:
 
 
 def _serve(pipe: Any, adapter: str, every: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that reports takes it
     with suppress(EOFError):  # the end
         while True:
             pipe.send(verdict_of(pipe.recv(), adapter, every))
@@ -158,14 +160,16 @@ def main() -> None:
         return
     work, done = Workers(given.adapter, given.interpret_every), counter(1)
     verdicts: list[Verdict] = []
-    with ThreadPoolExecutor(given.jobs) as pool:
+    pool = ThreadPoolExecutor(given.jobs)
+    with suppress(KeyboardInterrupt):  # the report is of the systems judged so far
         for verdict in pool.map(work, range(given.seed, given.seed + given.count)):
             verdicts.append(verdict)
             if verdict.kind != "agree" or verdict.notes:
                 print(f"{verdict.seed}: {verdict.stage}: {verdict.outcome} {' '.join(verdict.notes)}", flush=True)
             if (i := next(done)) % 50 == 0:
                 print(f"-- {i} of {given.count}", flush=True)
-    last = given.seed + given.count - 1
+    pool.shutdown(wait=False, cancel_futures=True)
+    last = given.seed + len(verdicts) - 1
     through = given.adapter
     if given.adapter in FAMILIES:
         through = "all adapters and methods"
