@@ -223,7 +223,7 @@ class NativeForward:
         failed, failed_newton = stepper.failures
         failed_before, failed_newton_before = loop.failures
         counts = dict(zip(COUNTERS, s.counts, strict=True))
-        counts["steps"], counts["segments"] = stepper.steps + loop.steps, loop.n_segments + 1
+        counts["steps"], counts["segments"] = stepper.steps + loop.steps, loop.n_segments + left.has_last
         counts["error_test_failures"] = failed + failed_before
         counts["newton_failures"] = failed_newton + failed_newton_before
         return NativeRun(
@@ -307,6 +307,16 @@ class RecordedRun(NamedTuple):
     integrals: Array
     gained: Array  # costs of events, followed by their derivatives
 
+    @property
+    def begin(self) -> float:
+        """Start of the last segment."""
+        return float(self.records[self.offsets[-1]]) if self.offsets.size else self.request.span[0]
+
+    @property
+    def has_last(self) -> bool:
+        """Whether there is a segment, or an output, after the last record."""
+        return self.begin < self.t or self.row < len(self.rows[self.mode])
+
     def forget_paths(self) -> None:
         """Release the paths, which only an adjoint needs."""
         self.paths.clear()
@@ -335,9 +345,13 @@ class RecordedRun(NamedTuple):
                 first_step=self.first_step, keep_path=request.keep_path, **self._sensitive(last, by_p, event),
             )  # fmt: skip
         n, found, path = last.n, self.sensitivities, paths.get(self.mode)
+        rows = self.rows[self.mode][self.row :]
+        if not rows.size and request.t_eval is None and task.t0 < self.t:  # they differ by rounding
+            values = np.concatenate((end.x[:n], *(() if found is None else found[:, :n])))
+            rows = np.array([[t, *values] for t in (task.t0, self.t)])
         outcome = SegmentOutcome(
             self.t, end.x[:n], end.xdot[:n], None, np.zeros(last.n_guards), methods[self.mode],
-            self.integrals if last.integrates else task.integrals, self.rows[self.mode][self.row :],
+            self.integrals if last.integrates else task.integrals, rows,
             None if found is None else found[:, :n],
             None if found is None else found[:, n:] if last.integrates else task.integral_sensitivities,
             path=None if path is None else path[self.path_row :],

@@ -144,8 +144,8 @@ class NativeLoop:
         return links
 
     def measure(self, *, by_itself: bool) -> None:
-        """Choose whether measurements are taken here or left to the core."""
-        ends = self.graph.ends
+        """Choose whether measurements, and events at the end of the run, are taken here or left to the core."""
+        self.struct.closes, ends = by_itself, self.graph.ends
         if by_itself and self._measured is None and ends is not None and ends.measured:
             functions = {own: _by_mode(own) for own in dict.fromkeys(given.of_mode for given in ends.measured)}
             self._measured = functions, (Measuring * len(ends.measured))()

@@ -96,7 +96,7 @@ REASONS = {
     Reason.TOO_MANY_STEPS: "max_steps",
     Reason.SLOW_OR_STIFF: "a stiff mode, or slow progress",
     Reason.FAILED_STEP: "a failed step",
-    Reason.AT_END: "the end: a guard or a time event is due there",
+    Reason.AT_END: "the end: a guard or a special time event is due there",
     Reason.RESTING: "a guard that rests at zero",
     Reason.DOUBTFUL_EVENT: "an event that may touch, or coincide with another time or guard",
     Reason.NEAR_MISS: "a guard that turns next to zero",

@@ -78,4 +78,7 @@ def _parts(
         SegmentReplay(open_session, task, found.t, how.name), path=outcome.path, **kept,
     )  # fmt: skip
     at_start, at_end = measured_at_ends(system, found)
-    return (*at_start, *(() if table is None else (table,)), segment, *at_end)
+    before = *at_start, *(() if table is None else (table,))
+    if task.t0 == found.t:  # an event ends the run: a segment exists for outputs only
+        return (*before, *at_end, *((segment,) if segment.t.size else ()))
+    return (*before, segment, *at_end)

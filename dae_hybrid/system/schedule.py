@@ -149,7 +149,7 @@ def listed_until(ticks: Array) -> Array:
 
 def merged(
     mode: ModeSystem,
-    start: float,
+    span: tuple[float, float],
     knots: Knots | None,
     once: tuple[Array, NDArray[np.int64]],
     measured: tuple[Array, Sequence[int]],
@@ -158,7 +158,8 @@ def merged(
     """Merge the due times of a mode in N runs; at one time a knot precedes transitions, and these a measurement.
 
     Times are (N, n): `once` with the links of `at=`, `measured` with indices of measurements, `ticks` by clock with its
-    link and the numbers of periods. Times that are equal to rounding become the same.
+    link and the numbers of periods. Times that are equal to rounding become the same, and those that follow the end by
+    rounding the end.
     """
     others = len(mode.guarded) + len(mode.timed) + len(mode.untaken)
     turns = np.zeros(0) if knots is None else knots.times
@@ -175,16 +176,18 @@ def merged(
     every, of, after, ranks = np.hstack(times)[:, order], of[order], after[order], ranks[order]
     order = np.argsort(every, axis=1, kind="stable")
     every, of, after = np.take_along_axis(every, order, axis=1), of[order], after[order]
-    equal = _equalised(every, ranks[order] < 0, start)
+    equal = _equalised(every, ranks[order] < 0, *span)
     if equal is not every:
         order = np.lexsort((ranks[order], equal))
         every, of, after = (np.take_along_axis(own, order, axis=1) for own in (equal, of, after))
     return Alarms(every, of, after)
 
 
-def _equalised(times: Array, is_knot: NDArray[np.bool_], start: float) -> Array:
-    """Sorted times (N, n) of runs from `start`; those equal to rounding become the same, that of a knot if any is."""
+def _equalised(times: Array, is_knot: NDArray[np.bool_], start: float, end: float) -> Array:
+    """Sorted times (N, n); those equal to rounding become the same, that of a knot if any is."""
     with np.errstate(invalid="ignore"):
+        beyond = (times > end) & (times - end <= SAME_INSTANT * np.maximum(np.abs(times), times - start))
+        times = np.where(beyond, end, times) if beyond.any() else times
         gaps = np.diff(times, axis=1, prepend=-np.inf)
         close = (gaps <= SAME_INSTANT * np.maximum(np.abs(times), times - start)).ravel()
     if np.array_equal(close, gaps.ravel() == 0):
@@ -276,7 +279,8 @@ class Schedule:
         ticks = [(link, counts, times[None]) for link, counts, times in self._ticks(mode, t)]
         self._until = min(self._until, *(float(listed_until(times)[0]) for _, _, times in ticks), np.inf)
         when, indices = zip(*measured, strict=True) if measured else ((), ())
-        found = merged(mode, self.start, knots, (once[None], links), (np.array([when], dtype=float), indices), ticks)
+        taken = np.array([when], dtype=float), indices
+        found = merged(mode, (self.start, self.end), knots, (once[None], links), taken, ticks)
         return found._replace(times=found.times[0], links=found.links[0], counts=found.counts[0])
 
     def _ticks(self, mode: ModeSystem, t: float) -> Iterator[tuple[int, NDArray[np.int64], Array]]:

@@ -69,7 +69,7 @@ class Timetable:
             until[:] = np.where(resolved, np.minimum(until, listed_until(when)), np.nan)
             ticks.append((link, counts, when))
         taken = measured, [i for _, i in self._waiting]
-        return merged(mode, self._span[0], self._knots, (times, once.links), taken, ticks)
+        return merged(mode, self._span, self._knots, (times, once.links), taken, ticks)
 
     def _measured(self, p: Array) -> Array:
         """Times of the measurements, (N, n)."""

@@ -401,7 +401,8 @@ class Trajectory(PortableResult):
     def _points(self, t: Array, side: Side) -> list[Points]:
         """Return points of the run at increasing times."""
         found, (end, mode, x, memory), given = list[Points](), self.final, self.parts.given
-        if t.size and t[-1] == end and (not given or (side == "right" and isinstance(given[-1], RECORDS))):
+        after_event = bool(given) and isinstance(given[-1], RecordTable | RECORDS)
+        if t.size and t[-1] == end and (not given or (side == "right" and after_event)):
             t, places = t[:-1], np.array([t.size - 1])
             found.append(Points(self.system.modes[mode], places, np.array([end]), memory[None, :], lambda: x[None, :]))
         owners = self.owners(t, side)

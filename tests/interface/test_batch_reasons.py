@@ -355,3 +355,25 @@ def test_ticks_at_the_start(gradient: Any, method: str) -> None:
 def test_other_time_events_at_the_start_are_left_to_single_calls(kind: str, gradient: Any) -> None:
     found = agree(sampled(kind), (0.0, 2.0), sets(sampled(kind), 3), gradient, **TIGHT)
     assert not found.native.any()
+
+
+@pytest.mark.parametrize("gradient", [None, *ANALYSES])
+@pytest.mark.parametrize("method", ["auto", "bdf"])
+def test_ticks_at_the_end(gradient: Any, method: str) -> None:
+    """Also where the last tick precedes the end by rounding: 6 * 0.3 < 1.8."""
+    system = sampled("plain")
+    for span in ((0.0, 1.8), (0.0, 2.1), (1.0, 3.1)):
+        for t_eval in (None, np.linspace(*span, 6)):
+            rows = sets(system, 5)
+            found = agree(system, span, rows, gradient, method=method, t_eval=t_eval, **TIGHT)
+            if gradient != "adjoint" or method == "auto":
+                assert found.native.all(), found
+        python = dh.batch(
+            system, span, parameters=rows, gradient=gradient, method=method, t_eval=t_eval, native_events=False, **LOOSE
+        )
+        np.testing.assert_array_equal(found.digest, python.digest)
+        np.testing.assert_array_equal(found.t_end, span[1])
+        np.testing.assert_allclose(found.values, python.values, rtol=10 * LOOSE["rtol"])
+        np.testing.assert_allclose(found["x"], python["x"], rtol=10 * LOOSE["rtol"])
+        if gradient:
+            np.testing.assert_allclose(found.gradients, python.gradients, rtol=1e-7, atol=1e-9)

@@ -12,8 +12,8 @@ static int leave_event(const batch *b, int status) {
   if (!v->under_way) return leave(b, AT_START, -1);
   const mode_tables *at = m->modes + m->at;
   if (status == PAUSED) return leave(b, m->steps + at->run->steps >= v->max_steps ? TOO_MANY_STEPS : SLOW_OR_STIFF, -1);
+  if (status == NOT_STARTED || (at->run->t == m->t1 && status == REACHED_STOP)) return leave(b, AT_END, -1);
   if (status != FOUND_ROOT && status != REACHED_STOP && status != COMPLETE) return leave(b, FAILED_STEP, -1);
-  if (at->run->t == m->t1 && status == REACHED_STOP) return leave(b, AT_END, -1);
   const link *l = at->links + m->exit;
   const integer own = stays(l) ? -1 : l->transition;
   if (m->wanted >= 0) return leave(b, SLOW_OR_STIFF, -1);

@@ -383,6 +383,7 @@ typedef struct {
   integer fired, max_fired;                  /* number of transitions at the instant, and its limit */
   integer ticked_clock;                      /* clock of the tick that led into the mode at this instant, -1 if none did */
   integer moving;                            /* whether any due time depends on parameters */
+  integer closes;                            /* whether events at the end of the run are carried out, see `close_run` */
   integer capacity, room, used, n_events, n_passed, n_segments, max_events, budget, steps, failures, newton_failures;
   integer row, path_row, n_times;
   double kept, bound;                        /* numbers stored for paths, and for rows if they count; above the bound, */

@@ -114,6 +114,9 @@ static int no_other_alarm(const event_loop *m, double t, const link *own) {
   return 1;
 }
 
+/* Whether a time is the end of a run that ends here, see `close_run`. */
+static int is_end(const event_loop *m, double t) { return m->closes && is_now(m, m->t_end, t); }
+
 /* Set the stop time of the segment that begins in the current mode; outputs at the end of the run belong to it. */
 static void set_stop(const event_loop *m, run *r) {
   alarms *own = &m->schedule[m->at];
@@ -378,7 +381,9 @@ static int fire(event_loop *m) {
   const double value = timed ? 0 : r->guard_values[own], rate = timed ? 1 : r->guard_values[c->n_guards + own];
   const double since = m->n_times ? m->recent[0] : m->t0;
   const double instant = SAME_INSTANT * elapsed(m, t);
-  if (!(m->later || t - m->begun > instant) || !(m->t_stop - t > fmax(instant, m->slack * elapsed(m, t)))) return 0;
+  const int closes = is_end(m, t) && timed && (l->fixed || !m->certify); /* whether it precedes the end may not change */
+  if (!(m->later || t - m->begun > instant)) return 0;
+  if (!closes && !(m->t_stop - t > fmax(instant, m->slack * elapsed(m, t)))) return 0;
   if (!no_other_alarm(m, t, l)) return 0;
   m->clock[1] = timed ? (double)m->schedule[m->at].counts[m->schedule[m->at].next] : 0;
   const mode_tables *to = &m->modes[l->target];
@@ -655,6 +660,7 @@ static int finish_instant(event_loop *m) {
     if (own->next == own->n || own->times[own->next] > t) return 0;
     const link *l = &m->modes[m->at].links[own->links[own->next]];
     m->exit = own->links[own->next];
+    if (l->measures && is_end(m, t)) return 0; /* see `measure_end` */
     if (m->ticked_clock >= 0 && l->clock == m->ticked_clock) own->next++;
     else if (l->turns || !(l->measures ? measure(m) : fire(m))) return COMPLETE;
     else if (!l->measures) {
@@ -663,6 +669,22 @@ static int finish_instant(event_loop *m) {
       if (flag) return flag;
     }
   }
+}
+
+/* End the run at the point after a transition, without another segment. */
+static int close_run(event_loop *m) {
+  run *r = m->modes[m->at].run;
+  const context *c = r->model;
+  double *record = m->records + m->offsets[m->n_events - 1];
+  event e;
+  lay_out(m, &m->modes[(integer)record[MODE_AT]], &m->modes[m->at], record, &e);
+  m->placed = 0;
+  r->steps = r->error_test_failures = r->newton_failures = 0;
+  r->t = m->t_end;
+  for (; r->next_eval < r->n_eval; r->next_eval++) record_point(r, r->t_eval[r->next_eval]);
+  memcpy(r->completed, e.x_after, (size_t)c->n * sizeof(double));
+  memcpy(r->completed + c->n, e.xdot_after, (size_t)c->n * sizeof(double));
+  return REACHED_STOP;
 }
 
 /* Continue from the current point of the mode's run for at most `budget` steps; like `dh_advance`, with FOUND_ROOT if an event
@@ -696,6 +718,7 @@ int dh_run_events(event_loop *m) {
     if (m->wanted >= 0 || m->full) return REACHED_STOP;
     const int is_open = flag == COMPLETE;
     const int is_placed = m->placed;
+    if (is_placed && is_end(m, m->modes[m->at].run->t)) return flag ? NOT_STARTED : close_run(m);
     if (!flag || is_open) flag = is_placed ? begin(m) : carry_on(m);
     if (flag) return flag;
     if (is_open || (is_placed && is_complete(m))) return COMPLETE;

@@ -246,7 +246,9 @@ static int arrive(native_run *v) {
   if (m->certify && !(all_finite(v->by_u, nf * n_u) && all_finite(by_w, nf * width))) return NOT_STARTED;
   for (integer j = 0; j < ng; j++) {
     if (fabs(h[j]) <= band_of(m, h[j], h[2 * ng + j], h[ng + j], r->t)) return NOT_STARTED;
-    if (c->zero_band[j] != 0) m->rested[last->links[j].transition] = 1;
+    if (c->zero_band[j] == 0) continue;
+    if (is_now(m, r->t, m->begun)) return NOT_STARTED; /* near zero after an event there */
+    m->rested[last->links[j].transition] = 1;
   }
   v->resting = 0;
   for (integer i = 0; i < v->n_transitions; i++) v->resting |= m->rested[i];
@@ -260,7 +262,7 @@ static int arrive(native_run *v) {
 
 /* From the start to the end; call again after enlarging the buffers if there was no room. FINISHED at the end, NOT_STARTED
  * if it has not started; otherwise it pauses, with the status of `dh_run_events`, or PAUSED if the method or the steps need
- * a closer check. */
+ * a closer check, or NOT_STARTED if it has to be repeated. */
 int dh_run(native_run *v) {
   event_loop *m = v->tables;
   if (!v->under_way) {
@@ -280,7 +282,10 @@ int dh_run(native_run *v) {
     r = v->modes[m->at].run;
     if (m->wanted >= 0 && open_wanted(v)) continue;
     if (m->full) return ROWS_FULL;
-    if (status == REACHED_STOP && m->wanted < 0 && r->t == m->t1) return arrive(v) ? status : FINISHED;
+    if (status == REACHED_STOP && m->wanted < 0 && r->t == m->t1) {
+      if (!arrive(v)) return FINISHED;
+      return is_now(m, r->t, m->begun) ? NOT_STARTED : status; /* no segment remains for the automaton to continue */
+    }
     if (status != PAUSED) return status;
     taken = m->steps + r->steps;
     if (taken < v->look) continue;
