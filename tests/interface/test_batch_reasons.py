@@ -350,6 +350,20 @@ def test_ticks_at_the_start(gradient: Any, method: str) -> None:
         assert run.statistics["native_events"] == len(run.events)
 
 
+def test_ticks_at_the_start_have_room_for_their_records() -> None:
+    """x = (1 - exp(-k t)) / k + 0.4 exp(-k t), with records larger than the buffer at first."""
+    m = dh.HybridModel("many")
+    k, x = m.parameter("k", 0.8), m.differential("x", size=30)
+    run = m.mode("run", ode={x: 1 - k * x})
+    for name in "abcd":
+        m.transition(run, run, every=m.clock(3.0, name=name), reset={x: x + 0.1})
+    m.initial(run, {x: np.zeros(30)})
+    m.functional("G", terminal=x[0])
+    found = dh.simulate(m.build(), (0.0, 2.0), **TIGHT)
+    assert found.statistics["native_events"] == len(found.events) == 4
+    assert found.functionals["G"] == pytest.approx((1 - np.exp(-1.6)) / 0.8 + 0.4 * np.exp(-1.6), rel=1e-7)
+
+
 @pytest.mark.parametrize("kind", ["leaves", "measured"])
 @pytest.mark.parametrize("gradient", [None, *ANALYSES])
 def test_other_time_events_at_the_start_are_left_to_single_calls(kind: str, gradient: Any) -> None:

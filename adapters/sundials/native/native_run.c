@@ -120,7 +120,7 @@ static int tick_at_start(native_run *v, double *derivatives) {
   r->next_step = 0;
   m->fired = 0, m->ticked_clock = -1;
   if (!finish_instant(m)) return begin(m);
-  m->used = m->n_events = m->n_passed = 0;
+  if (!m->full) m->used = m->n_events = m->n_passed = 0; /* otherwise they say how much room is needed */
   return NOT_STARTED;
 }
 
