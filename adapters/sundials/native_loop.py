@@ -125,6 +125,7 @@ class NativeLoop:
                 links[i].clock, links[i].direction = graph.clocks[transition], graph.directions[transition]
                 links[i].waits, links[i].toggles = graph.waits[transition], graph.toggles[transition]
                 links[i].jumps, links[i].keeps = graph.jumps[transition], graph.keeps[transition]
+                links[i].becomes = graph.becomes[transition]
                 owner, links[i].recorded = graph.triggers[transition], transition
                 links[i].transition, links[i].index = owner, graph.exits[mode].index(owner)
                 links[i].shared = graph.shared[transition]

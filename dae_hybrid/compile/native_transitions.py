@@ -277,6 +277,7 @@ def graph(
         toggles=tuple(t.relation is not None for t in transitions),
         jumps=tuple(t.jumps for t in transitions),
         keeps=tuple(t.keeps for t in transitions),
+        becomes=tuple(t.becomes for t in transitions),
         fixed=tuple(t.trigger.is_timed and not t.movable for t in transitions),
         sizes=tuple(mode.variables.size for mode in modes),
         constraints=tuple(len(mode.invariants) for mode in modes),

@@ -2,8 +2,9 @@
 
 An integrator with a compiled loop receives a `TransitionGraph` of the modes and a first segment. It handles an event
 natively if the transition is regular: a single guard crosses, the state after it is explicit or the well-determined
-solution of equations, and no guard fires or is past its threshold on entry into the next mode. All other events are
-left to the automaton, which resumes from there. An integrator without such a loop integrates one segment at a time
+solution of equations, and no guard fires or is past its threshold on entry into the next mode; without derivatives one
+condition may become true and fire, if its transition is regular, too. All other events are left to the automaton, which
+resumes from there. An integrator without such a loop integrates one segment at a time
 (`segment_rules.one_segment`).
 """
 
@@ -137,6 +138,7 @@ class TransitionGraph:
     toggles: tuple[bool, ...]  # changes the side of a relation
     jumps: tuple[bool, ...]  # the guard may jump across zero
     keeps: tuple[bool, ...]  # the guard stays zero after the transition
+    becomes: tuple[bool, ...]  # it also fires if another transition makes the guard negative
     fixed: tuple[bool, ...]  # the time of the transition is given, independent of parameters
     sizes: tuple[int, ...]
     constraints: tuple[int, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,19 +109,21 @@ class Expansion:
         xi = x_after[target.differential.size :]
         if not transition.simple:
             xi = self._part(head, "xi")[: len(transition.labels)]
+        order = int(table.orders[k])
+        follows = order > 0 and not transition.trigger.is_timed
         return EventRecord(
             time=time,
             index=transition.index,
             transition=transition.title(memory_after),
             source=source.name,
             target=target.name,
-            order=int(table.orders[k]),
+            order=order,
             guard=header["value"],
             direction=transition.trigger.sign(header["rate"]),
             rate=header["rate"],
             rate_scale=header["rate_scale"],
             count=int(header["count"]),
-            follows=False,
+            follows=follows,
             x_minus=x,
             x_plus=x_after,
             xdot_minus=xdot,
@@ -131,6 +133,7 @@ class Expansion:
             n_differential=(source.differential.size, target.differential.size),
             xi=xi,
             unknowns=transition.named_unknowns(target, xi),
+            earlier=cast(EventRecord, self.record(k - 1)) if follows else None,
             certified=bool(header["clean"]),
         )
 

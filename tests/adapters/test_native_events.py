@@ -304,3 +304,79 @@ def test_a_guard_that_passes_zero_against_its_direction_does_not_matter(gap: flo
     np.testing.assert_allclose([event.time for event in run.events], exact, rtol=1e-8)
     for found in (forward.gradient["G"], adjoint.gradient):
         np.testing.assert_allclose(found, -exact.sum() / 4.0, rtol=1e-7)
+
+
+# -- conditions that another transition makes true ----------------------------------------------------------------
+
+
+def counting(kind: str) -> dh.HybridSystem:
+    """x' = 1 - k x; c counts times, and at c = 3 x increases by 1 at the same instant."""
+    m = dh.HybridModel(f"counting {kind}")
+    k, x, c = m.parameter("k", 0.8), m.differential("x"), m.memory("c", initial=0.0)
+    run, rest = m.mode("run", ode={x: 1 - k * x}), m.mode("rest", ode={x: -k * x})
+    count = m.transition(run, run, every=m.clock(0.5, offset=0.5), memory={c: c + 1}, name="count")
+    guard = c > 2.5 if kind == "condition" else x - 10 * (c - 2.5) if kind == "falling" else c - 2.5
+    given = {} if kind == "condition" else {"direction": "falling" if kind == "falling" else "rising"}
+    to, when = rest if kind == "leaves" else run, {"when": x > 0} if kind == "when" else {}
+    full = m.transition(run, to, guard=guard, reset={x: x + 1}, memory={c: 0.0}, name="full", **given, **when)
+    if kind == "chain":
+        m.transition(run, run, guard=x - 1.7, direction="rising", on_entry="fire", memory={c: c + 1}, name="high")
+    elif kind == "two":
+        m.transition(run, run, guard=c - 1.5, direction="rising", reset={x: x - 0.1}, name="more")
+        m.transition(run, run, guard=c - 2.2, direction="rising", reset={x: 2 * x}, name="most")
+    elif kind == "second clock":
+        m.transition(run, run, every=m.clock(1.5, offset=1.5, name="slow"), reset={x: x - 0.2}, name="slow")
+    m.initial(run, {x: 0.0})
+    costs = {count: x * c} | ({full: x} if kind == "costs" else {})
+    m.functional("G", terminal=x, integrand=x**2, at_events=costs, at_times={1.5: x} if kind == "measured" else None)
+    return m.build()
+
+
+NATIVE = ["guard", "condition", "measured"]
+LEFT = ["falling", "leaves", "when", "chain", "two", "second clock", "costs"]
+
+
+@pytest.mark.parametrize("kind", NATIVE + LEFT)
+@pytest.mark.parametrize("end", [3.2, 1.5])
+@pytest.mark.parametrize("method", METHODS)
+def test_conditions_made_true_fire_at_once(kind: str, end: float, method: str) -> None:
+    """By compiled code, or by the automaton if anything else is due, as if all had been left to it."""
+    system = counting(kind)
+    for t_eval in (None, np.linspace(0.0, end, 9)):
+        one, other = (
+            dh.simulate(system, (0.0, end), method=method, t_eval=t_eval, native_events=native, **TIGHT)
+            for native in (True, False)
+        )
+        assert any(event.follows for event in other.events) or kind == "falling"
+        for a, b in zip(one.events, other.events, strict=True):
+            for field in ("time", "index", "transition", "source", "target", "order", "direction", "count", "follows",
+                          "guard", "rate"):  # fmt: skip
+                assert getattr(a, field) == getattr(b, field), field
+            for field in ("rate_scale", "x_minus", "x_plus", "xdot_minus", "xdot_plus", "memory_minus", "memory_plus"):
+                np.testing.assert_allclose(getattr(a, field), getattr(b, field), rtol=1e-8, err_msg=field)
+            assert not a.follows or (a.earlier is not None and a.earlier.time == a.time)
+        np.testing.assert_allclose(one.functionals["G"], other.functionals["G"], rtol=1e-8)
+        np.testing.assert_allclose(one["x"], other["x"], rtol=1e-7, atol=1e-12)
+        assert one.notes == other.notes
+        if kind in NATIVE:
+            assert one.statistics["native_events"] == len(one.events)
+
+
+def test_a_count_in_a_batch_has_a_closed_form() -> None:
+    rows = np.linspace(0.7, 0.9, 4)
+    found = dh.batch(counting("guard"), (0.0, 2.2), parameters=rows[:, None], t_eval=[2.2], native_events=True, **TIGHT)
+    assert found.native.all(), found.reasons
+    assert (found.n_events == 5).all()
+    exact = (1 - np.exp(-2.2 * rows)) / rows + np.exp(-0.7 * rows)
+    np.testing.assert_allclose(found["x"][:, -1], exact, rtol=1e-8)
+
+
+@pytest.mark.parametrize("analysis", ["forward", "adjoint"])
+def test_derivatives_across_conditions_made_true_remain_with_the_automaton(analysis: str) -> None:
+    system, span, h = counting("guard"), (0.0, 3.2), 1e-5
+    if analysis == "forward":
+        gradient = dh.forward_sensitivity(system, span, **TIGHT).gradient["G"].ravel()
+    else:
+        gradient = dh.adjoint_gradient(system, span, "G", **TIGHT).gradient.ravel()
+    values = [dh.simulate(system, span, parameters={"k": 0.8 + d}, **TIGHT).functionals["G"] for d in (-h, h)]
+    np.testing.assert_allclose(gradient, [(values[1] - values[0]) / (2 * h)], rtol=1e-6)

@@ -316,6 +316,7 @@ typedef struct {                             /* a transition, measurement or kno
   integer measures, turns;                   /* no transition: the point is recorded for a measurement, or is a knot of signals */
   integer waits, toggles, jumps, keeps;      /* on_entry="wait"; whether it switches a relation; whether its guard may
                                                 jump across zero; whether it leaves its guard unchanged */
+  integer becomes;                           /* whether it also fires if another transition makes its guard negative */
   integer unknowns, simple, slopes;          /* number of unknowns; whether they are exactly z after it; whether
                                                 derivatives depend on them */
   integer others;                            /* number of target constraints that are not among the solved equations */

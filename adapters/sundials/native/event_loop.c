@@ -163,10 +163,19 @@ static integer own_after(const mode_tables *from, const mode_tables *to, integer
   return -1;
 }
 
+/* Whether a transition has made the condition of another one true, which then fires at the same instant. */
+static int is_made_true(const event_loop *m, const mode_tables *from, integer j, double t, const event *e) {
+  const double *h0 = e->guards, *rate0 = h0 + from->n_guards, *size0 = rate0 + from->n_guards;
+  const link *l = &from->links[j];
+  return l->becomes && !l->toggles && l->direction < 0 && e->guards_after[j] < 0 && from->run->model->zero_band[j] == 0 &&
+         h0[j] > band_of(m, h0[j], size0[j], rate0[j], t);
+}
+
 /* Looks at the guards of the mode that is entered, and sets what the next segment needs to know of them; whether nothing
- * fires or is past its threshold. `decided`: none is zero that a neighbouring run would meet. */
-static int enter(event_loop *m, const mode_tables *from, const mode_tables *to, integer index, double t, const event *e,
-                 int *decided) {
+ * fires or is past its threshold, except one condition that has become true, `due`, if given. `decided`: none is zero that a
+ * neighbouring run would meet. A guard has been located to within `residue`. */
+static int enter(event_loop *m, const mode_tables *from, const mode_tables *to, integer index, double residue, double t,
+                 const event *e, int *decided, integer *due) {
   const double *h = e->guards_after, *rate = h + to->n_guards, *size = rate + to->n_guards;
   const double *h0 = e->guards, *rate0 = h0 + from->n_guards, *size0 = rate0 + from->n_guards;
   double *band = m->entered, *leaving_sign = band + to->run->model->n_guards;
@@ -181,7 +190,7 @@ static int enter(event_loop *m, const mode_tables *from, const mode_tables *to, 
     }
     const int own = i >= 0 && i == index;
     const double rounding = band_of(m, h[j], size[j], rate[j], t), towards = (double)to->links[j].direction * rate[j];
-    const double width = own ? fmax(rounding, RESIDUE * fabs(h0[i])) : rounding; /* as close to zero as it was located */
+    const double width = own ? fmax(rounding, RESIDUE * residue) : rounding; /* as close to zero as it was located */
     if (fabs(h[j]) <= width) {
       const int moving = fabs(rate[j]) * duration(m, t) > width;
       if (!moving && (to->links[j].jumps || !to->links[j].waits)) return 0;
@@ -191,6 +200,8 @@ static int enter(event_loop *m, const mode_tables *from, const mode_tables *to, 
       if (moving && !own && i >= 0 && to->links[j].direction == 0) return 0;
       const int kept = own && moving && from->links[m->exit].keeps; /* a neighbouring run finds it at zero, too */
       if (!kept && (towards >= 0 || !(to->links[j].waits || (own && to->links[j].toggles)))) *decided = 0;
+    } else if (!own && due && *due < 0 && from == to && is_made_true(m, from, j, t, e)) {
+      *due = j;
     } else if (!own && i >= 0 && to->links[j].jumps && h[j] * h0[i] < 0) {
       return 0;
     } else if (!own && (double)to->links[j].direction * h[j] > 0) { /* a reset may move its own guard further */
@@ -365,6 +376,58 @@ static const link *decide(event_loop *m, const mode_tables *from, double t) {
   return &from->links[m->exit];
 }
 
+/* Lay out the record of a transition that follows from another one, `e`, with a guard `own` or -1, in the same mode; returns whether it can be carried out natively. It must: the automaton could not tell that it is due. */
+static int lay_out_next(event_loop *m, const mode_tables *at, integer own, integer index, double t, const event *e, double *record,
+                        event *next) {
+  const link *l = &at->links[index];
+  const alarms *due = &m->schedule[m->at];
+  const integer n = at->n_guards;
+  int decided;
+  if (m->certify || m->n_directions || !l->cross || l->cost || l->permit || l->target != m->at || at->fragile) return 0;
+  if (m->n_events + 1 - m->n_passed >= m->max_events || m->fired + 1 >= m->max_fired) return 0;
+  for (integer i = due->next; i < due->n && is_now(m, due->times[i], t); i++) {
+    const link *other = &at->links[due->links[i]];
+    if (other->index != at->links[m->exit].index && !(other->measures && due->times[i] == t)) return 0;
+  }
+  if (lay_out(m, at, at, record, next) != l->width) return 0;
+  double *res[13] = {next->x, next->xdot, next->guards, next->guards + n, next->guards + 2 * n, next->x_after, next->memory_after,
+                     next->xdot_after, next->guards_after, next->guards_after + n, next->guards_after + 2 * n, next->open, m->cost};
+  const double count = m->clock[1];
+  m->clock[1] = 0;
+  const int failed = (l->unknowns && !solve_arrival(m, l, t, e->x_after, e->memory_after)) ||
+                     call(m, l->cross, l->numbers, t, e->x_after, e->memory_after, res, 13);
+  m->clock[1] = count;
+  if (failed) return 0;
+  if (!all_finite(next->x, (next->guards + 3 * n) - next->x) || !all_finite(next->x_after, next->xi - next->x_after)) return 0;
+  if (!lands(m, at, next, m->cost)) return 0;
+  if (own >= 0 && fabs(next->guards_after[own]) <= RESIDUE * fabs(e->guards[own])) return 0; /* still zero, as it was located */
+  if (l->unknowns && !l->simple) memcpy(next->xi, m->xi, (size_t)l->unknowns * sizeof(double));
+  memcpy(next->memory, e->memory_after, (size_t)m->n_memory * sizeof(double));
+  const int quiet = enter(m, at, at, index, 0, t, next, &decided, 0);
+  memcpy(at->run->model->memory, e->memory, (size_t)m->n_memory * sizeof(double));
+  at->run->model->held_valid = 0;
+  return quiet;
+}
+
+/* Record it. */
+static void note_next(event_loop *m, const mode_tables *at, integer index, double t, const event *e, const event *next) {
+  const run *r = at->run;
+  const link *l = &at->links[index];
+  for (integer j = 0; j < at->n_guards; j++) {
+    double *range = &m->ranges[at->links[j].transition];
+    *range = fmax(*range, fabs(e->guards_after[j]));
+  }
+  note_end(m, at, next);
+  const double header[HEADER] = {t, (double)m->at, (double)index, next->guards[index], next->guards[at->n_guards + index],
+                                 m->ranges[l->transition] / duration(m, t), (double)r->n_rows, (double)r->n_rows, m->began_with,
+                                 0, 0, (double)r->n_path, 0, r->t_stop};
+  memcpy(m->records + m->used, header, sizeof header);
+  m->offsets[m->n_events++] = m->used;
+  m->used += l->width;
+  m->fired++;
+  m->exit = index;
+}
+
 /* Carry out the transition due at the end of a segment, or after others of the instant, if it can be done natively; returns 1
  * if so, else 0. */
 static int fire(event_loop *m) {
@@ -406,8 +469,15 @@ static int fire(event_loop *m) {
   }
   if (to->fragile && !determined(m, to, &e)) return 0;
   int decided = 1;
+  integer due = -1;
+  event next;
   memcpy(e.memory, c->memory, (size_t)m->n_memory * sizeof(double));
-  if (!one_alone(m, from, own, t, &e) || !enter(m, from, to, own, t, &e, &decided)) return 0;
+  if (!one_alone(m, from, own, t, &e)) return 0;
+  if (!enter(m, from, to, own, own < 0 ? 0 : fabs(e.guards[own]), t, &e, &decided, l->toggles ? 0 : &due)) return 0;
+  if (due >= 0) {
+    m->full = m->used + l->width + from->links[due].width > m->capacity || m->n_events + 1 >= m->room ? 2 : 0;
+    if (m->full || !lay_out_next(m, from, own, due, t, &e, record + l->width, &next)) return 0;
+  }
   note_end(m, from, &e);
   double clean = 0;
   if (m->certify && !differentiate(m, from, to, l, t, &e, &clean)) return 0;
@@ -424,6 +494,7 @@ static int fire(event_loop *m) {
   m->used += l->width;
   m->fired++;
   if (timed) m->schedule[m->at].next++;
+  if (due >= 0) note_next(m, from, due, t, &e, &next);
   return 1;
 }
 
