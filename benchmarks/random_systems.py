@@ -54,7 +54,7 @@ def verdict_of(seed: int, adapter: str, every: int) -> Verdict:
         return FAMILIES[adapter](seed)
     native = not every or seed % every > 0
     if adapter in KINDS:
-        return judge(KINDS[adapter](seed), native=native)
+        return judge(KINDS[adapter](seed), native=native, directions=1)
     return judge(random_system(seed), adapter=adapter, native=native)
 
 
