@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -12,7 +13,7 @@ from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.numerics.crossings import INTERIOR_POSITION, GuardSample, Pace, Scan, Turns, keeps_away
 from dae_hybrid.numerics.step_polynomial import Step
-from dae_hybrid.port.failure_messages import unresolved_guard
+from dae_hybrid.port.failure_messages import lost_crossing, unresolved_guard
 from dae_hybrid.port.integrator import SegmentTask
 from dae_hybrid.port.segment_rules import completed, kernel
 
@@ -98,10 +99,16 @@ class GuardMonitor:
             self._before = self.values(task.t0, task.x0)
             self._before_rates = self._rates(task.t0, task.x0, self.memory, self.p)[0]
 
-    def raw(self, t: float, x: Array) -> Array:
-        """Return the guards at (y, z)."""
+    def _evaluated(self, t: float, x: Array) -> Array:
         self.evaluations += 1
         values: Array = self._guards(t, x, self.memory, self.p)[0]
+        return values
+
+    def raw(self, t: float, x: Array) -> Array:
+        """Return the guards at (y, z)."""
+        return self._finite(self._evaluated(t, x), t)
+
+    def _finite(self, values: Array, t: float) -> Array:
         if not np.all(np.isfinite(values)):
             raise NonFiniteError(
                 "A guard is NaN or infinite.",
@@ -207,7 +214,10 @@ class GuardMonitor:
         """Return a scan of the guards within the last step."""
 
         def value(t: float, i: int) -> float:
-            return float(self.raw(t, self.variables(walker.polynomial().at(t)))[i])
+            values = self._evaluated(t, self.variables(walker.polynomial().at(t)))
+            if math.isinf(values[i]):  # between finite ones
+                raise lost_crossing((i, float(values[i]), math.inf), pole=True, mode=self.equations.name, time=t)
+            return float(self._finite(values, t)[i])
 
         return Scan(
             self.directions, self.band, self.leaving_sign, lambda t: self._sample(walker, t), value, self._refuse,
