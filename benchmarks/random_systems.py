@@ -98,7 +98,7 @@ def reason(verdict: Verdict) -> str:
     """The kind of error and the sentence without its numbers."""
     _, kind, text = verdict.outcome.split(": ", 2)
     sentence = re.sub(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", "#", text.split("\n")[0].split(" [")[0].split(". ")[0])
-    return f"{kind}: {re.sub(r"'[^']*'", "'...'", sentence)[:110]}"
+    return f"{kind}: {re.sub(r"'[^']*'", "'...'", sentence)[:110]}".replace("|", r"\|")
 
 
 def report(verdicts: list[Verdict], title: str) -> str:
