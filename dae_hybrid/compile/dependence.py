@@ -83,7 +83,10 @@ def _shares(basis: Array) -> Array:
 
 
 def _groups(matrix: Array, left: Array, right: Array) -> list[tuple[list[int], list[int], int]]:
-    """Split the null spaces into connected parts; return the rows, columns and rank deficiency of each."""
+    """Split the null spaces into connected parts; return the rows, columns and rank deficiency of each.
+
+    A row or column of zeros is not connected to what it leaves open: then all is one part.
+    """
     n, rows, columns = len(matrix), _shares(left), _shares(right)
     graph = np.zeros((2 * n, 2 * n), dtype=bool)
     graph[:n, :n] = np.abs(left @ left.T) > MIN_PARTICIPATION
@@ -95,7 +98,9 @@ def _groups(matrix: Array, left: Array, right: Array) -> list[tuple[list[int], l
         own = np.flatnonzero(columns & (part[n:] == label)).tolist()
         missing = round(float((right[own] ** 2).sum()))
         groups.append((np.flatnonzero(rows & (part[:n] == label)).tolist(), own, missing))
-    return groups
+    if all(group[0] and group[1] for group in groups):
+        return groups
+    return [(np.flatnonzero(rows).tolist(), np.flatnonzero(columns).tolist(), left.shape[1])]
 
 
 def _list(names: Sequence[str], separator: str = ", ") -> str:

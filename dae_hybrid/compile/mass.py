@@ -10,15 +10,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import casadi as ca
 import numpy as np
 
 from dae_hybrid.compile.mass_events import Combination, rewrite_events
-from dae_hybrid.compile.mass_structure import MassStructure, Weights, mass_structure, without_zeros
+from dae_hybrid.compile.mass_structure import MassStructure, Weights, is_regular, mass_structure, without_zeros
 from dae_hybrid.compile.structure import unmatched
 from dae_hybrid.errors import FormulationError
+from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.statement.declarations import Declaration, MassStatement, Mode
 from dae_hybrid.statement.discontinuous_nodes import bare
 from dae_hybrid.statement.model import HybridModel
@@ -33,16 +35,33 @@ class _Rewriting:
     combinations: dict[str, Combination] = field(default_factory=dict)
     of_mode: dict[str, list[Combination]] = field(default_factory=dict)
 
+    @cached_property
+    def parameters(self) -> dict[int, Array]:
+        """Nominal values of the parameters by hash of their symbols."""
+        return {d.symbol.__hash__(): d.start for d in self.model.of_kind("parameter")}
+
     def structures(self) -> dict[str, MassStructure]:
-        """The structure of each mass matrix."""
-        parameters = {d.symbol.__hash__(): d.start for d in self.model.of_kind("parameter")}
-        return {
-            mode.name: mass_structure(
-                mode.name, mode.mass.matrix, parameters, mode.mass.labels, [self._label(*e) for e in self.columns(mode)]
-            )
-            for mode in self.model.modes.values()
-            if mode.mass is not None
-        }
+        """The structure of each mass matrix; rows are kept where that gives index 1."""
+        found = {}
+        for name, mode in self.model.modes.items():
+            if mode.mass is not None:
+                columns = [self._label(*e) for e in self.columns(mode)]
+                stated = (name, mode.mass.matrix, self.parameters, mode.mass.labels, columns)
+                found[name] = mass_structure(*stated, keep=True)
+                if found[name].kept and not self._has_index_1(mode, found[name]):
+                    found[name] = mass_structure(*stated)
+        return found
+
+    def _has_index_1(self, mode: Mode, structure: MassStructure) -> bool:
+        """Whether the equations determine the rates in `residual` and the algebraic variables, at sampled values."""
+        algebraic = self.algebraic({mode.name: structure})
+        rewritten = self.mode(mode, structure, algebraic)
+        equations = ca.vertcat(rewritten.residual, rewritten.algebraic)
+        z = [d.symbol for d in self.model.declarations.values() if d.kind == "algebraic" or d.name in algebraic]
+        occurring = {s.__hash__() for s in ca.symvar(rewritten.residual)}
+        rates = [rate for rate in self.model.rates.values() if rate.__hash__() in occurring]
+        by = ca.jacobian(equations, ca.vertcat(*rates, *z))
+        return rewritten.constraint.numel() == 0 and by.is_square() and is_regular(by, self.parameters)
 
     def columns(self, mode: Mode) -> list[tuple[str, int]]:
         """Variable and entry of each column of the mass matrix."""

@@ -4,6 +4,9 @@ A regular row operation T keeps the solutions of M y' = f. Rows of T M that vani
 The others, [I C] after a permutation of the columns, are the rates of the combinations y_1 + C y_2, which become the
 states if C is constant between transitions. The rank is that of all sampled values: one that changes along a run is a
 singularity, which the run reports.
+
+The pivots of a matrix that varies may vanish where its rank does not change. So rows with independent columns may be
+kept as they are, M y' - f = 0, where f determines the other variables (index 1).
 """
 
 from __future__ import annotations
@@ -14,12 +17,15 @@ from typing import Any
 
 import casadi as ca
 import numpy as np
+from scipy.sparse import csc_array
 from scipy.sparse.csgraph import connected_components
 
 from dae_hybrid.codegen.casadi_tools import expanded
 from dae_hybrid.compile.dependence import SAMPLE_MAGNITUDES
 from dae_hybrid.errors import FormulationError
+from dae_hybrid.numerics import algebraic
 from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.matrices import Matrix, is_finite, row_maxima
 from dae_hybrid.statement.discontinuities import are_smooth
 
 #: a difference smaller than this multiple of its operands, at all samples, is zero
@@ -33,7 +39,7 @@ MAX_SINGULAR_SYMBOLS = 32
 Weights = dict[int, Any]
 
 
-@dataclass(frozen=True)
+@dataclass
 class MassStructure:
     """Equations equivalent to M y' = f.
 
@@ -47,12 +53,15 @@ class MassStructure:
         ``0 = sum of rows f``.
     pattern : list of pairs
         Row and column of the nonzeros of M.
+    kept : bool
+        Whether `implicit` has rows that elimination would have reduced.
     """
 
     pattern: list[tuple[int, int]] = field(default_factory=list)
     states: list[tuple[Weights, Weights]] = field(default_factory=list)
     implicit: list[Weights] = field(default_factory=list)
     algebraic: list[Weights] = field(default_factory=list)
+    kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,13 @@ class _Entries:
 
 
 def mass_structure(
-    mode: str, matrix: ca.MX, parameters: dict[int, Array], labels: Sequence[str], columns: Sequence[str]
+    mode: str,
+    matrix: ca.MX,
+    parameters: dict[int, Array],
+    labels: Sequence[str],
+    columns: Sequence[str],
+    *,
+    keep: bool = False,
 ) -> MassStructure:
     """Split M into blocks that share no row and no column, and reduce each.
 
@@ -86,6 +101,8 @@ def mass_structure(
         Nominal values of the parameters by hash of their symbols.
     labels, columns : sequence of str
         Labels of the equations and of the entries of y.
+    keep : bool
+        Keep the rows of blocks that vary and whose columns are independent.
 
     Raises
     ------
@@ -100,7 +117,7 @@ def mass_structure(
         rows, own = np.flatnonzero(part[:n] == k).tolist(), np.flatnonzero(part[n:] == k).tolist()
         if not own:  # no entry of M: an algebraic equation; a column without one is an algebraic variable
             found.algebraic.append({rows[0]: 1.0})
-        elif rows and not _reduce(found, entries, rows, own):
+        elif rows and not _reduce(found, entries, rows, own, keep=keep):
             _refuse(mode, [labels[i] for i in rows], [columns[j] for j in own])
     return found
 
@@ -139,7 +156,7 @@ def _entries(mode: str, matrix: ca.MX, parameters: dict[int, Array]) -> _Entries
         values[i, j] = float(entry) if others is not None and entry.is_constant() else matrix[i, j]
         moving[i, j] = others is None or ca.depends_on(entry, others)
     samples = [np.array(function.call(point)[0].full()) for point in _points(symbols, parameters)]
-    finite = [sample for sample in samples if np.all(np.isfinite(sample))]
+    finite = [sample for sample in samples if is_finite(sample)]
     if not finite:
         raise FormulationError(
             "The mass matrix is not finite at any of the values of its variables that were tried.",
@@ -147,6 +164,20 @@ def _entries(mode: str, matrix: ca.MX, parameters: dict[int, Array]) -> _Entries
             remedy="Check it for divisions by zero, and logarithms and roots of negative numbers.",
         )
     return _Entries(values, np.array(finite), nonzero, moving, are_smooth([matrix]))
+
+
+def is_regular(matrix: ca.MX, parameters: dict[int, Array]) -> bool:
+    """Whether a square sparse matrix is regular at some of the sampled values of its variables."""
+    symbols = ca.symvar(matrix)
+    function = expanded(ca.Function("matrix", symbols, [matrix]))
+    for point in _points(symbols, parameters):
+        value: Matrix = csc_array(function.call(point)[0].sparse())
+        for _ in range(6):  # equilibrates the rows and the columns, three times
+            largest = row_maxima(value)
+            value = csc_array(value / np.where(largest > 0, largest, 1.0)[:, None]).T
+        if is_finite(value) and algebraic.is_regular(value, lambda: np.empty(0)):
+            return True
+    return False
 
 
 def _points(symbols: Sequence[ca.MX], parameters: dict[int, Array]) -> Iterator[list[ca.DM]]:
@@ -161,7 +192,7 @@ def _points(symbols: Sequence[ca.MX], parameters: dict[int, Array]) -> Iterator[
         yield point
 
 
-def _reduce(found: MassStructure, entries: _Entries, rows: list[int], columns: list[int]) -> bool:
+def _reduce(found: MassStructure, entries: _Entries, rows: list[int], columns: list[int], *, keep: bool) -> bool:
     """Append the equations of one block, unless it is too large."""
     values, samples = entries.block(rows, columns)
     is_constant, is_moving = values.dtype == float, bool(entries.moving[np.ix_(rows, columns)].any())
@@ -173,6 +204,10 @@ def _reduce(found: MassStructure, entries: _Entries, rows: list[int], columns: l
     if dependencies is not None:
         found.implicit.extend({i: 1.0} for k, i in enumerate(rows) if k not in dependencies)
         found.algebraic.extend({rows[k]: float(w) for k, w in enumerate(row) if w} for row in dependencies.values())
+        return True
+    if keep and is_moving and _rank(samples) == len(columns):
+        found.implicit.extend({i: 1.0} for i in rows)
+        found.kept = True
         return True
     if not is_constant and len(rows) > MAX_SINGULAR_SYMBOLS:
         return False

@@ -471,3 +471,49 @@ def test_a_reset_of_any_variable_of_a_combination(which: int) -> None:
     found = dh.check_gradient(system, (0, 1), "G", rtol=1e-9, atol=1e-12)
     assert found.difference("adjoint", "forward") < 1e-7
     assert found.difference("finite_difference", "forward") < 1e-5
+
+
+@pytest.mark.parametrize("more", [1, 40])
+def test_a_mass_matrix_whose_pivots_vanish_while_its_rank_does_not_change(more: int) -> None:
+    """E(t) (x', 0, ..) = E(t) (-k x, z1 - x^2, ..) with E of rotations: x = e^(-k t), all z are x^2."""
+    m = dh.HybridModel("rotations")
+    k, x = m.parameter("k", 0.7), m.differential("x")
+    z = m.differential("z", size=more)
+    f, column = ca.vertcat(-k * x, z - x**2), ca.MX(ca.DM.eye(more + 1)[:, 0])
+    for i in range(1, more + 1):
+        c, s = ca.cos(2 * m.time + i), ca.sin(2 * m.time + i)
+        for rows in (f, column):
+            rows[0], rows[i] = c * rows[0] - s * rows[i], s * rows[0] + c * rows[i]
+    m.initial(m.mode("run", mass=ca.horzcat(column, ca.MX(more + 1, more)), rhs=f), {x: 1.0})
+    m.functional("G", integrand=x, terminal=z[more - 1])
+    sol = dh.simulate(m.build(), (0, 4), **TIGHT)
+    assert np.allclose(sol["z"].T, np.exp(-1.4 * sol.t), rtol=1e-6, atol=1e-9)
+    check = agree(m, 4.0)
+    by_k = -1.0 / 0.49 * (1 - np.exp(-2.8)) + 4 / 0.7 * np.exp(-2.8) - 8 * np.exp(-5.6)
+    assert np.isclose(check.gradients["forward"][0], by_k, rtol=1e-6)
+
+
+def test_a_constraint_in_dependent_rows_is_found_by_elimination() -> None:
+    """Index 2, x' = -k x, y' = z, 0 = y - x^2: rows that are kept would not determine z."""
+    m = dh.HybridModel("mixed constraint")
+    k = m.parameter("k", 0.7)
+    x, y, z = m.differential("x"), m.differential("y"), m.differential("z")
+    c = 2 + x**2
+    rhs = [-k * x, z, -c * k * x + y - x**2]
+    m.initial(m.mode("run", mass=[[1, 0, 0], [0, 1, 0], [c, 0, 0]], rhs=rhs), {x: 1.0, y: 1.0})
+    m.functional("G", integrand=z, terminal=y)
+    system = m.build()
+    assert "index 2" in system.describe()
+    sol = dh.simulate(system, (0, 1), **TIGHT)
+    assert np.allclose(sol["z"][1:], -1.4 * np.exp(-1.4 * sol.t[1:]), rtol=1e-5)
+    agree(m, 1.0)
+
+
+def test_a_multiplier_that_cancels_is_refused() -> None:
+    """Row 1 - c row 0 has no z, which its expression, z - c z / c, does not show."""
+    m = dh.HybridModel("cancelled")
+    y, z = m.differential("y"), m.differential("z")
+    c = 2 + y**2
+    m.initial(m.mode("run", mass=[[1, 0], [c, 0]], rhs=[z, c * z + y - ca.sin(m.time)]), {y: 0.0})
+    with pytest.raises(dh.FormulationError, match=r"mass equation 1 depend on each other and leave der\(y\), z open"):
+        m.build()
