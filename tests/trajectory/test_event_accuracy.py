@@ -73,11 +73,20 @@ def test_a_guard_that_is_noise_is_refused_for_that(rtol: float) -> None:
 
 @pytest.mark.parametrize("rtol", [1e-6, 1e-7, 1e-8])
 def test_a_root_at_which_the_rate_is_noise_is_not_lost(rtol: float) -> None:
-    """x' = -L (x - cos t) - sin t is -s at arcsin s; next to it the rate of x' may have the other sign."""
+    """x' = -L (x - cos t) - sin t is -s at arcsin s; next to it the rate of x' may have the other sign.
+
+    Rounding decides whether it has: then the crossing is refused, as noise and at its time.
+    """
     pytest.importorskip("scikits_odes_sundials")
     system = closed_form(1918).build()
-    sol = dh.simulate(system, (0, 1.2), rtol=rtol, atol=rtol / 100, adapter="scikits-odes")
-    assert [event.time for event in sol.events] == [pytest.approx(np.arcsin(0.469), abs=1e-3)]
+    try:
+        sol = dh.simulate(system, (0, 1.2), rtol=rtol, atol=rtol / 100, adapter="scikits-odes")
+        times = [event.time for event in sol.events]
+    except dh.EventError as error:
+        if "within its accuracy" not in error.message:
+            raise
+        times = [error.time]
+    assert times == [pytest.approx(np.arcsin(0.469), abs=1e-3)]
 
 
 @pytest.mark.parametrize("method", ["erk", "adams", "bdf"])
