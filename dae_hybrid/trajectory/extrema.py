@@ -60,23 +60,18 @@ class ExtremumFinder(PlaceFinder):
         found.sort(key=lambda pair: -pair[0] * pair[1].value)
         if of_time:
             self._prefer_turns(found)
-        (sign, best), rest = found[0], found[1:]
+        sign, best = found[0]
         best = self.with_errors(component, best)
         accuracy = TIED_TOLERANCES * best.error
         chosen = self._place(component, sign, best)
         self.places.append(chosen)
-        rivals = [
-            (s, point) for s, point in rest
-            if sign * best.value - s * point.value <= accuracy and not self._is_same(component, best, point, accuracy)
-        ]  # fmt: skip
+        close = [(s, point) for s, point in found if sign * best.value - s * point.value <= accuracy]
+        rivals = [(s, point) for s, point in close[1:] if not self._is_same(component, best, point, accuracy)]
         if of_time:
             here = MAX_TIME_ERROR * self.walk.span
-            near = [
-                (s, point) for s, point in found
-                if sign * best.value - s * point.value <= accuracy and abs(point.time - best.time) <= here
-            ]  # fmt: skip
+            near = [(s, point) for s, point in close if abs(point.time - best.time) <= here]
             self._note_turns_at_edges(component, near)
-            rivals = [pair for pair in rivals if abs(pair[1].time - best.time) > here]
+            rivals = [(s, point) for s, point in rivals if abs(point.time - best.time) > here]
             if rivals:
                 self.fail(
                     best.time,
