@@ -41,20 +41,25 @@ class _Rewriting:
         return {d.symbol.__hash__(): d.start for d in self.model.of_kind("parameter")}
 
     def structures(self) -> dict[str, MassStructure]:
-        """The structure of each mass matrix; rows are kept where that gives index 1."""
+        """The structure of each mass matrix."""
         found = {}
         for name, mode in self.model.modes.items():
             if mode.mass is not None:
                 columns = [self._label(*e) for e in self.columns(mode)]
                 stated = (name, mode.mass.matrix, self.parameters, mode.mass.labels, columns)
-                found[name] = mass_structure(*stated, keep=True)
-                if found[name].kept and not self._has_index_1(mode, found[name]):
-                    found[name] = mass_structure(*stated)
+                found[name] = mass_structure(*stated, index_1=True)
+                if found[name].needs_index_1 and not _Rewriting(_copied(self.model)).serves(mode, found[name]):
+                    found[name] = mass_structure(*stated, index_1=False)
         return found
 
-    def _has_index_1(self, mode: Mode, structure: MassStructure) -> bool:
-        """Whether the equations determine the rates in `residual` and the algebraic variables, at sampled values."""
-        algebraic = self.algebraic({mode.name: structure})
+    def serves(self, mode: Mode, structure: MassStructure) -> bool:
+        """Whether the equations determine the rates in `residual` and the algebraic variables, at sampled values.
+
+        Not if another equation needs the rate of such a variable.
+        """
+        algebraic = set(self._without_rate({mode.name: structure}))
+        if algebraic & self._needed().keys():
+            return False
         rewritten = self.mode(mode, structure, algebraic)
         equations = ca.vertcat(rewritten.residual, rewritten.algebraic)
         z = [d.symbol for d in self.model.declarations.values() if d.kind == "algebraic" or d.name in algebraic]
@@ -77,34 +82,35 @@ class _Rewriting:
         FormulationError
             Another equation needs the rate of such a variable.
         """
+        found, needed = self._without_rate(structures), self._needed()
+        for name in needed.keys() & found.keys():
+            raise FormulationError(
+                f"The mass matrix of mode '{found[name]}' leaves an entry of '{name}' algebraic, and an equation "
+                "needs its rate.",
+                mode=needed[name],
+                variables=[name],
+                remedy="Declare the entries with and without a rate as variables of their own; state the modes "
+                "with the same differential variables.",
+            )
+        return set(found)
+
+    def _without_rate(self, structures: dict[str, MassStructure]) -> dict[str, str]:
+        """Variables with an entry whose rate does not follow by itself, and a mode in which it does not."""
         found: dict[str, str] = {}
         for key, structure in structures.items():
             columns = self.columns(self.model.modes[key])
-            single = {next(iter(own)) for own, _ in structure.states if len(own) == 1}
-            rates = self._implicit_columns(structure)
-            found |= {columns[j][0]: key for j in range(len(columns)) if j not in single | rates}
-        for key, mode in self.model.modes.items():
-            columns = self.columns(mode)
-            rates = self._implicit_columns(structures[key]) if key in structures else set()
-            used = {s.__hash__() for s in ca.symvar(ca.vertcat(mode.residual, mode.algebraic))}
-            needed = {columns[j][0] for j in rates}
-            needed |= {name for name, rate in self.model.rates.items() if rate.__hash__() in used}
-            for name in needed & found.keys():
-                raise FormulationError(
-                    f"The mass matrix of mode '{found[name]}' leaves an entry of '{name}' algebraic, and an equation "
-                    "needs its rate.",
-                    mode=key,
-                    variables=[name],
-                    remedy="Declare the entries with and without a rate as variables of their own; state the modes "
-                    "with the same differential variables.",
-                )
-        return set(found)
+            known = [*structure.rates, *(of for of, _ in structure.states)]
+            single = {next(iter(of)) for of in known if len(of) == 1}
+            found |= {columns[j][0]: key for j in range(len(columns)) if j not in single}
+        return found
 
-    @staticmethod
-    def _implicit_columns(structure: MassStructure) -> set[int]:
-        """Columns whose rates occur in implicit equations."""
-        rows = {i for weights in structure.implicit for i in weights}
-        return {j for i, j in structure.pattern if i in rows}
+    def _needed(self) -> dict[str, str]:
+        """Variables whose rates stated equations contain, and a mode with such an equation."""
+        found: dict[str, str] = {}
+        for key, mode in self.model.modes.items():
+            used = {s.__hash__() for s in ca.symvar(ca.vertcat(mode.residual, mode.algebraic))}
+            found |= {name: key for name, rate in self.model.rates.items() if rate.__hash__() in used}
+        return found
 
     def mode(self, mode: Mode, structure: MassStructure | None, algebraic: set[str]) -> Mode:
         """The mode without a mass matrix, and without rates of variables that are algebraic elsewhere."""
@@ -144,28 +150,45 @@ class _Rewriting:
         """Rates that follow, by variable or combination, and equations in which the others are unknowns."""
         ode: dict[str, Any] = {}
         columns, f, labels = self.columns(mode), mass.rhs, mass.labels
-        implicit = {columns[j][0] for j in self._implicit_columns(structure)}
         rates: dict[str, dict[int, _Row]] = {}
+        unknown: dict[tuple[str, int], ca.MX] = {}
+        for of in structure.rates:
+            first = columns[next(iter(of))]
+            if first[0] in algebraic:
+                unknown[first] = self._rate(self._state(mode, of))
+            else:
+                unknown[first] = self.model.der(first[0])[first[1]]
         for of, weights in structure.states:
             name, i = columns[next(iter(of))]
-            if name not in algebraic:
-                rates.setdefault(name, {})[i] = _joined(weights, labels), _weighted(weights, f)
+            if name in algebraic:
+                ode[self._state(mode, of).name] = _weighted(weights, f)
             else:
-                combination = self._combination({columns[j]: factor for j, factor in of.items()})
-                self.of_mode[mode.name].append(combination)
-                ode[combination.name] = _weighted(weights, f)
+                rates.setdefault(name, {})[i] = _joined(weights, labels), _weighted(weights, f)
         residual: list[_Row] = []
+        whole = {name for name, _ in unknown} - algebraic
         for name, entries in rates.items():
-            if name in implicit:
+            if name in whole:
                 residual += [(label, self.model.der(name)[i] - rate) for i, (label, rate) in entries.items()]
             else:
                 ode[name] = ca.vertcat(*(entries[i][1] for i in sorted(entries)))
         if structure.implicit:
-            sizes = {name: self.model.declarations[name].size for name in mass.variables}
-            y = [self.model.der(name) if name in implicit else ca.MX(size, 1) for name, size in sizes.items()]
+            y = []
+            for name in mass.variables:
+                size = self.model.declarations[name].size
+                parts = [unknown.get((name, i), ca.MX(1, 1)) for i in range(size)]
+                y.append(self.model.der(name) if name in whole else ca.vertcat(*parts))
             off = ca.mtimes(without_zeros(mass.matrix), ca.vertcat(*y)) - f
             residual += [(_joined(weights, labels), _weighted(weights, off)) for weights in structure.implicit]
         return ode, residual
+
+    def _state(self, mode: Mode, of: Weights) -> Combination:
+        """The state of a combination of columns, as one of a mode."""
+        columns = self.columns(mode)
+        self.of_mode[mode.name].append(self._combination({columns[j]: factor for j, factor in of.items()}))
+        return self.of_mode[mode.name][-1]
+
+    def _rate(self, state: Combination) -> ca.MX:
+        return self.model.rates.setdefault(state.name, ca.MX.sym(f"der({state.name})"))
 
     def _split(self, mode: Mode, rows: list[_Row], algebraic: set[str]) -> tuple[list[_Row], list[_Row]]:
         """Split equations without rates into those that determine algebraic variables, and constraints.
@@ -214,6 +237,13 @@ def _names(rows: list[_Row]) -> list[str]:
     return [name for name, _ in rows]
 
 
+def _copied(model: HybridModel) -> HybridModel:
+    """The model, with rates and values after transitions of its own."""
+    found = copy.copy(model)
+    found.rates, found.posts = dict(model.rates), dict(model.posts)
+    return found
+
+
 def with_mass(model: HybridModel) -> HybridModel:
     """Return the model without mass matrices.
 
@@ -224,8 +254,7 @@ def with_mass(model: HybridModel) -> HybridModel:
     """
     if all(mode.mass is None for mode in model.modes.values()):
         return model
-    found = copy.copy(model)
-    found.rates, found.posts = dict(model.rates), dict(model.posts)
+    found = _copied(model)
     rewriting = _Rewriting(found)
     structures = rewriting.structures()
     algebraic = rewriting.algebraic(structures)

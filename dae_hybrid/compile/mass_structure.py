@@ -5,8 +5,9 @@ The others, [I C] after a permutation of the columns, are the rates of the combi
 states if C is constant between transitions. The rank is that of all sampled values: one that changes along a run is a
 singularity, which the run reports.
 
-The pivots of a matrix that varies may vanish where its rank does not change. So rows with independent columns may be
-kept as they are, M y' - f = 0, where f determines the other variables (index 1).
+In a block of M that varies, M_1 (y_1 + C y_2)' = f with M_1 of full column rank may be kept without row operations,
+whose pivots may vanish where the rank does not change. The rates stay unknowns then. This serves if f determines the
+other variables (index 1); otherwise rows without rates have to be found, which are constraints.
 """
 
 from __future__ import annotations
@@ -47,21 +48,21 @@ class MassStructure:
     ----------
     states : list of (columns, rows)
         ``(sum of columns y)' = sum of rows f``; the first column has the factor 1.
+    rates : list of columns
+        ``(sum of columns y)'`` that stay unknowns. The column of M with the factor 1, the first one, multiplies it.
     implicit : list of rows
         ``sum of rows (M y' - f) = 0``.
     algebraic : list of rows
         ``0 = sum of rows f``.
-    pattern : list of pairs
-        Row and column of the nonzeros of M.
-    kept : bool
-        Whether `implicit` has rows that elimination would have reduced.
+    needs_index_1 : bool
+        Whether rows without rates may be hidden in `implicit`.
     """
 
-    pattern: list[tuple[int, int]] = field(default_factory=list)
     states: list[tuple[Weights, Weights]] = field(default_factory=list)
+    rates: list[Weights] = field(default_factory=list)
     implicit: list[Weights] = field(default_factory=list)
     algebraic: list[Weights] = field(default_factory=list)
-    kept: bool = False
+    needs_index_1: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def mass_structure(
     labels: Sequence[str],
     columns: Sequence[str],
     *,
-    keep: bool = False,
+    index_1: bool,
 ) -> MassStructure:
     """Split M into blocks that share no row and no column, and reduce each.
 
@@ -101,23 +102,22 @@ def mass_structure(
         Nominal values of the parameters by hash of their symbols.
     labels, columns : sequence of str
         Labels of the equations and of the entries of y.
-    keep : bool
-        Keep the rows of blocks that vary and whose columns are independent.
+    index_1 : bool
+        Combine the columns of blocks that vary instead of their rows where that is possible.
 
     Raises
     ------
     FormulationError
         A singular block is too large to be reduced, or the matrix is not finite.
     """
-    entries, n = _entries(mode, matrix, parameters), matrix.shape[0]
-    found = MassStructure([(int(i), int(j)) for i, j in np.argwhere(entries.nonzero)])
+    entries, n, found = _entries(mode, matrix, parameters), matrix.shape[0], MassStructure()
     graph = np.block([[np.zeros((n, n)), entries.nonzero], [np.zeros((n, n)), np.zeros((n, n))]])
     count, part = connected_components(graph, directed=False)
     for k in range(count):
         rows, own = np.flatnonzero(part[:n] == k).tolist(), np.flatnonzero(part[n:] == k).tolist()
         if not own:  # no entry of M: an algebraic equation; a column without one is an algebraic variable
             found.algebraic.append({rows[0]: 1.0})
-        elif rows and not _reduce(found, entries, rows, own, keep=keep):
+        elif rows and not _reduce(found, entries, rows, own, index_1=index_1):
             _refuse(mode, [labels[i] for i in rows], [columns[j] for j in own])
     return found
 
@@ -192,23 +192,25 @@ def _points(symbols: Sequence[ca.MX], parameters: dict[int, Array]) -> Iterator[
         yield point
 
 
-def _reduce(found: MassStructure, entries: _Entries, rows: list[int], columns: list[int], *, keep: bool) -> bool:
+def _reduce(found: MassStructure, entries: _Entries, rows: list[int], columns: list[int], *, index_1: bool) -> bool:
     """Append the equations of one block, unless it is too large."""
     values, samples = entries.block(rows, columns)
     is_constant, is_moving = values.dtype == float, bool(entries.moving[np.ix_(rows, columns)].any())
     is_regular = len(rows) == len(columns) and _rank(samples) == len(rows)
     if is_regular and (is_moving or len(rows) > (MAX_INVERTED if is_constant else MAX_INVERTED_SYMBOLS)):
+        found.rates.extend({j: 1.0} for j in columns)
         found.implicit.extend({i: 1.0} for i in rows)
         return True
-    dependencies = _constant_dependencies(samples) if is_moving else None
-    if dependencies is not None:
-        found.implicit.extend({i: 1.0} for k, i in enumerate(rows) if k not in dependencies)
-        found.algebraic.extend({rows[k]: float(w) for k, w in enumerate(row) if w} for row in dependencies.values())
-        return True
-    if keep and is_moving and _rank(samples) == len(columns):
-        found.implicit.extend({i: 1.0} for i in rows)
-        found.kept = True
-        return True
+    if is_moving:
+        combined = _combined(samples, columns) if index_1 else None
+        found.needs_index_1 |= combined is not None
+        found.rates.extend([{j: 1.0} for j in columns] if combined is None else combined)
+        dependencies = _constant_dependencies(samples)
+        if dependencies is not None or combined is not None:
+            dependencies = dependencies or {}
+            found.implicit.extend({i: 1.0} for k, i in enumerate(rows) if k not in dependencies)
+            found.algebraic.extend({rows[k]: float(w) for k, w in enumerate(row) if w} for row in dependencies.values())
+            return True
     if not is_constant and len(rows) > MAX_SINGULAR_SYMBOLS:
         return False
     echelon = _Echelon(values, samples, is_smooth=entries.smooth)
@@ -224,6 +226,19 @@ def _reduce(found: MassStructure, entries: _Entries, rows: list[int], columns: l
             others = {columns[j]: w for j, w in enumerate(echelon.values[k]) if j != pivot and not _is_zero(w)}
             found.states.append(({columns[pivot]: 1.0} | others, weights))
     return True
+
+
+def _combined(samples: Array, columns: list[int]) -> list[Weights] | None:
+    """Combinations of columns, y_1 + C y_2 with a constant C, that M multiplies; None if C varies."""
+    n = len(columns)
+    dependencies = _constant_dependencies(samples.transpose(0, 2, 1)[:, ::-1])  # y_2 are the last columns
+    if dependencies is None:
+        return None
+    dependent = {n - 1 - k: row[::-1] for k, row in dependencies.items()}
+    return [
+        {columns[k]: 1.0} | {columns[other]: -float(row[k]) for other, row in dependent.items() if row[k]}
+        for k in range(n) if k not in dependent
+    ]  # fmt: skip
 
 
 def _constant_dependencies(samples: Array) -> dict[int, Array] | None:
@@ -274,7 +289,7 @@ class _Echelon:
             size[[k for k in range(len(size)) if k not in left]] = 0.0
             if not size.any():
                 return
-            row, column = (int(i) for i in np.unravel_index(np.argmax(size), size.shape))
+            row, column = (int(i) for i in np.unravel_index(np.argmax(np.round(size, 9)), size.shape))
             left.remove(row)
             self.pivots[row] = column
             if divide:
