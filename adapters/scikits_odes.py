@@ -21,6 +21,7 @@ import numpy as np
 from dae_hybrid.adapters.multistep import ADAMS, ALGEBRAIC, BDF, FOR_ADJOINTS, METHODS
 from dae_hybrid.errors import AdapterError, IntegrationError, NonFiniteError, StepSizeError, UnsupportedError
 from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.failure_messages import SHORT_STEPS
 from dae_hybrid.port.integrator import Capabilities
 from dae_hybrid.port.segment_rules import is_short
 from dae_hybrid.steppers.initial_value import InitialValueProblem, SteppedIntegrator
@@ -189,7 +190,7 @@ class _SundialsOdesStepper:
             raise StepSizeError(
                 f"The step size became too small ({name}).",
                 **place,
-                remedy="Look for a discontinuity that is not a transition, or a solution that blows up.",
+                remedy=SHORT_STEPS,
             )
         if "RHS" in name or "RES" in name or "RTFUNC" in name:
             raise NonFiniteError(

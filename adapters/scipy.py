@@ -15,6 +15,7 @@ from dae_hybrid.errors import StepSizeError, UnsupportedError
 from dae_hybrid.method import AUTO, Method
 from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.options import Options
+from dae_hybrid.port.failure_messages import SHORT_STEPS
 from dae_hybrid.port.integrator import Capabilities
 from dae_hybrid.steppers.initial_value import InitialValueProblem, SteppedIntegrator
 
@@ -83,7 +84,7 @@ class _OdeSolverStepper:
                 f"The step size became too small ({message})",
                 mode=self._name,
                 time=self.t,
-                remedy="Look for a discontinuity that is not a transition, or a solution that blows up.",
+                remedy=SHORT_STEPS,
             )
         self.t, self.x = float(self._solver.t), self._solver.y
         self._dense: Any = None

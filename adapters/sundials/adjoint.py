@@ -24,6 +24,9 @@ BUDGET = 20_000
 #: equations are not differentiable, such as the outflow sqrt(h) of a tank that runs empty, a Jacobian a few steps old
 #: is so large that Newton's corrections vanish and pass for convergence
 FRESH = 1
+#: limit on failed attempts of one step, each a quarter of the last: an adjoint that leaves zero at a kink of an
+#: integrand does so in steps of the absolute tolerance
+MAX_STEP_FAILURES = 60
 
 
 class Adjoint(SolverMemory):
@@ -59,6 +62,7 @@ class Adjoint(SolverMemory):
         self.configure(options, parameters)
         self.options, self.scales = options, None
         self.call("SetInitStep", 0.0)
+        self.call("SetMaxErrTestFails", MAX_STEP_FAILURES)
         if self.implicit:
             self.call("SetSuppressAlg", 1)
 

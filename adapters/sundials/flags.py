@@ -12,14 +12,14 @@ from dae_hybrid.errors import (
     StepLimitError,
     StepSizeError,
 )
-from dae_hybrid.port.failure_messages import SUSPECTS, not_finite_equations
+from dae_hybrid.port.failure_messages import SHORT_STEPS, SUSPECTS, not_finite_equations
 
 _NEAR = "Check the equations near this point."
 _BLOW_UP = "or a solution that blows up."
 _ERROR_TEST = (
     StepSizeError,
     "The step size became too small: the error test keeps failing.",
-    f"Look for a discontinuity that is not a transition, {_BLOW_UP}",
+    SHORT_STEPS,
 )
 _NEWTON = (
     StepSizeError,

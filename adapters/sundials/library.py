@@ -38,7 +38,7 @@ _SHARED: dict[str, Any] = {
     "SetJacTimes": "i ppp", "SetPreconditioner": "i ppp",
     "RootInit": "i pip", "SetRootDirection": "i pp", "SetNoInactiveRootWarn": "i p",
     "SetMaxStep": "i pd", "SetInitStep": "i pd", "SetMaxOrd": "i pi", "SetStopTime": "i pd",
-    "SetMaxNumSteps": "i pl", "SetNonlinConvCoef": "i pd", "SetMaxConvFails": "i pi",
+    "SetMaxNumSteps": "i pl", "SetNonlinConvCoef": "i pd", "SetMaxConvFails": "i pi", "SetMaxErrTestFails": "i pi",
     "GetDky": "i pdip", "GetLastStep": "i pp", "GetCurrentStep": "i pp", "GetLastOrder": "i pp",
     "GetCurrentTime": "i pp", "GetRootInfo": "i pp", "GetNumErrTestFails": "i pp",
     "GetNumNonlinSolvConvFails": "i pp",

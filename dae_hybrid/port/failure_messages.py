@@ -30,6 +30,11 @@ MAX_NAMED = 10
 LATEST_TRANSITIONS, MIN_FOR_RATE = 20, 6
 
 
+#: what to do where the steps become too short
+SHORT_STEPS = (
+    "Look for a discontinuity that is not a transition, a kink of an integrand, which is an event with "
+    "build(kinks='events'), or a solution that blows up."
+)
 #: usual causes of values that are not finite
 SUSPECTS = "division by zero, logarithms or roots of negative numbers, and overflow"
 
@@ -184,7 +189,7 @@ def starved(step: float, *, mode: str, time: float, not_finite: bool) -> DaeHybr
         f"The step size fell to {step:.3g}." if step else "The steps became too short to get anywhere.",
         mode=mode,
         time=time,
-        remedy="Look for a solution that blows up, or a discontinuity that is not a transition.",
+        remedy=SHORT_STEPS,
     )
 
 

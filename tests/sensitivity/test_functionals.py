@@ -626,3 +626,32 @@ def test_measurements_of_one_thing_and_of_others(native_events: bool, compare_gr
     by_k = -2 * np.sum(t[:c] * at[:c] ** 2) + np.sum(at[c:] * (1 - 0.7 * t[c:]))
     by_y0 = np.sum(at[:c] ** 2) + np.sum(0.7 * at[c:]) / 2
     compare_gradients(m.build(), (0, 4), "G", value=value, exact=[by_k, by_y0], native_events=native_events)
+
+
+@pytest.mark.parametrize("form", ["ode", "implicit"])
+@pytest.mark.parametrize("bound", [0.9, 0.99])
+def test_an_adjoint_that_leaves_zero_at_a_kink(form: str, bound: float) -> None:
+    """x' = -k x exceeds b until T = -ln(b) / k only, so that the adjoint is zero until then and leaves it at a rate."""
+    m = dh.HybridModel("exceedance")
+    k, b, x = m.parameter("k", 1.3), m.parameter("b", bound), m.differential("x")
+    equations: dict[str, Any] = {"ode": {x: -k * x}} if form == "ode" else {"residual": [2 * m.der(x) + 2 * k * x]}
+    m.initial(m.mode("run", **equations), {x: 1.0})
+    m.functional("E", exceedance=(x, b))
+    system, length = m.build(eliminate=False), -np.log(bound) / 1.3
+    exact = [-(1 - bound * (1 + 1.3 * length)) / 1.3**2, -length]
+    for options in ({}, {"rtol": 1e-9, "atol": 1e-11}):
+        found = dh.adjoint_gradient(system, (0, 2), "E", **options)
+        np.testing.assert_allclose(found.gradient, exact, rtol=3e-5)
+
+
+def test_kinks_as_events_help_where_a_cost_is_tiny() -> None:
+    """The cost is 4e-7: in steps across the kink the adjoint would need more digits than numbers have."""
+    m = dh.HybridModel("little exceedance")
+    b, x = m.parameter("b", 0.999), m.differential("x")
+    m.initial(m.mode("run", ode={x: -1.3 * x}), {x: 1.0})
+    m.functional("E", exceedance=(x, b))
+    options = {"rtol": 1e-9, "atol": 1e-11}
+    with pytest.raises(dh.StepSizeError, match="kinks='events'"):
+        dh.adjoint_gradient(m.build(), (0, 2), "E", **options)
+    found = dh.adjoint_gradient(m.build(kinks="events"), (0, 2), "E", **options)
+    np.testing.assert_allclose(found.gradient, [np.log(0.999) / 1.3], rtol=1e-8)
