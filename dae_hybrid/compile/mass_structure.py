@@ -22,15 +22,18 @@ from scipy.sparse import csc_array
 from scipy.sparse.csgraph import connected_components
 
 from dae_hybrid.codegen.casadi_tools import expanded
-from dae_hybrid.compile.dependence import SAMPLE_MAGNITUDES
+from dae_hybrid.compile.dependence import MIN_SAMPLES, SAMPLE_MAGNITUDES
 from dae_hybrid.errors import FormulationError
 from dae_hybrid.numerics import algebraic
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.matrices import Matrix, is_finite, row_maxima
-from dae_hybrid.statement.discontinuities import are_smooth
+from dae_hybrid.statement.discontinuities import Discontinuities, are_smooth
+from dae_hybrid.statement.discontinuous_nodes import JUMPS, KINKS
 
 #: a difference smaller than this multiple of its operands, at all samples, is zero
 CANCELLATION = 1e-12
+#: magnitudes of further samples, beyond the thresholds of smooth switches in any unit
+FAR = (1e4, 1e7)
 #: largest blocks of M that are inverted, with constant entries and with parameters
 MAX_INVERTED, MAX_INVERTED_SYMBOLS = 16, 3
 #: largest singular block of M that is not constant
@@ -67,10 +70,11 @@ class MassStructure:
 
 @dataclass(frozen=True)
 class _Entries:
-    """The entries of M: numbers or expressions, and values at sample points (samples, n, n)."""
+    """The entries of M: numbers or expressions, and values at sample points (samples, n, n), `FAR` ones last."""
 
     values: Any  # object array
     samples: Array
+    near: int  # number of samples that are not far
     nonzero: Any  # bool array
     moving: Any  # bool array: entries that may change between transitions
     smooth: bool
@@ -155,15 +159,34 @@ def _entries(mode: str, matrix: ca.MX, parameters: dict[int, Array]) -> _Entries
         nonzero[i, j] = True
         values[i, j] = float(entry) if others is not None and entry.is_constant() else matrix[i, j]
         moving[i, j] = others is None or ca.depends_on(entry, others)
-    samples = [np.array(function.call(point)[0].full()) for point in _points(symbols, parameters)]
-    finite = [sample for sample in samples if is_finite(sample)]
-    if not finite:
+    near, far = _sampled(mode, matrix, parameters)
+    if not near:
         raise FormulationError(
             "The mass matrix is not finite at any of the values of its variables that were tried.",
             mode=mode,
             remedy="Check it for divisions by zero, and logarithms and roots of negative numbers.",
         )
-    return _Entries(values, np.array(finite), nonzero, moving, are_smooth([matrix]))
+    return _Entries(values, np.array(near + far), len(near), nonzero, moving, are_smooth([matrix]))
+
+
+def _sampled(mode: str, matrix: ca.MX, parameters: dict[int, Array]) -> tuple[list[Array], list[Array]]:
+    """The finite values of M at sample points, near and far, with all branches of its relations and kinks."""
+    symbols = ca.symvar(matrix)
+    found = Discontinuities(f"the mass matrix of mode '{mode}'", [matrix], {s.__hash__() for s in symbols})
+    switches: list[ca.MX] = []
+    while nodes := found.innermost(JUMPS | KINKS):
+        new = [ca.MX.sym("switch", node.size) for node in nodes]
+        branches = [[node.entry(i).by(s[i]) for i in range(node.size)] for node, s in zip(nodes, new, strict=True)]
+        found.replace([(n, ca.reshape(ca.vertcat(*b), n.shape)) for n, b in zip(nodes, branches, strict=True)])
+        switches += new
+    function = expanded(ca.Function("mass", [*symbols, *switches], found.expressions))
+    rng, near, far = np.random.default_rng(0), list[Array](), list[Array]()
+    for values, magnitudes in ((near, SAMPLE_MAGNITUDES), (far, FAR if symbols else ())):
+        for k, point in enumerate(_points(symbols, parameters, magnitudes)):
+            settings = (np.full(s.numel(), k) if k < 2 else rng.integers(0, 2, s.numel()) for s in switches)
+            value = np.array(function.call([*point, *map(ca.DM, settings)])[0].full())
+            values.extend([value] if is_finite(value) else [])
+    return near, far
 
 
 def is_regular(matrix: ca.MX, parameters: dict[int, Array]) -> bool:
@@ -180,15 +203,18 @@ def is_regular(matrix: ca.MX, parameters: dict[int, Array]) -> bool:
     return False
 
 
-def _points(symbols: Sequence[ca.MX], parameters: dict[int, Array]) -> Iterator[list[ca.DM]]:
-    """Random values of the symbols, parameters around their nominal values; one point if there are none."""
+def _points(
+    symbols: Sequence[ca.MX], parameters: dict[int, Array], magnitudes: Sequence[float] = SAMPLE_MAGNITUDES
+) -> Iterator[list[ca.DM]]:
+    """Random values of the symbols, positive and of both signs, and of parameters around their nominal values."""
     rng = np.random.default_rng(0)
-    for size in SAMPLE_MAGNITUDES if symbols else (1.0,):
+    for size in (*magnitudes, *(-size for size in magnitudes)) if symbols else magnitudes[:1]:
         point = []
         for symbol in symbols:
-            nominal = parameters.get(symbol.__hash__())
-            scale = np.full(symbol.numel(), size) if nominal is None else np.where(nominal != 0, nominal, 1.0)
-            point.append(ca.DM(scale * rng.uniform(0.5, 1.5, symbol.numel())))
+            nominal, n = parameters.get(symbol.__hash__()), symbol.numel()
+            signs = rng.choice((-1.0, 1.0), n) if size < 0 else np.ones(n)
+            scale = abs(size) * signs if nominal is None else np.where(nominal != 0, nominal, 1.0)
+            point.append(ca.DM(scale * rng.uniform(0.5, 1.5, n)))
         yield point
 
 
@@ -213,7 +239,7 @@ def _reduce(found: MassStructure, entries: _Entries, rows: list[int], columns: l
             return True
     if not is_constant and len(rows) > MAX_SINGULAR_SYMBOLS:
         return False
-    echelon = _Echelon(values, samples, is_smooth=entries.smooth)
+    echelon = _Echelon(values, samples, entries.near, is_smooth=entries.smooth)
     echelon.reduce(divide=not is_moving)
     for k in range(len(rows)):
         weights = {rows[i]: w for i, w in enumerate(echelon.rows[k]) if not _is_zero(w)}
@@ -247,12 +273,14 @@ def _constant_dependencies(samples: Array) -> dict[int, Array] | None:
     In a circuit they are sums of currents.
     """
     n = samples.shape[1]
-    together = np.hstack([sample / np.abs(sample).max() for sample in samples])
+    if len(samples) < MIN_SAMPLES:
+        return None
+    together = np.hstack([sample / (np.abs(sample).max() or 1.0) for sample in samples])
     left, values, _ = np.linalg.svd(together)
     rank = int(np.count_nonzero(values > CANCELLATION * n * values[0]))
     if rank != _rank(samples):
         return None
-    echelon = _Echelon(left[:, rank:].T, left[:, rank:].T[None], is_smooth=False)
+    echelon = _Echelon(left[:, rank:].T, left[:, rank:].T[None], 1, is_smooth=False)
     echelon.reduce(divide=True)
     found = np.round(np.array(echelon.values, dtype=float), 12)
     vanish = np.abs(found @ samples) <= CANCELLATION * (np.abs(found) @ np.abs(samples))
@@ -275,8 +303,8 @@ def _rank(samples: Array) -> int:
 class _Echelon:
     """Row operations on a block: `values` = `rows` M, with the pivot column of each row in `pivots`."""
 
-    def __init__(self, values: Any, samples: Array, *, is_smooth: bool) -> None:
-        self.values, self.samples, self.is_smooth = values.copy(), samples.copy(), is_smooth
+    def __init__(self, values: Any, samples: Array, near: int, *, is_smooth: bool) -> None:
+        self.values, self.samples, self.near, self.is_smooth = values.copy(), samples.copy(), near, is_smooth
         self.rows = np.eye(len(values)).astype(values.dtype)
         self.pivots: dict[int, int] = {}
 
@@ -284,30 +312,38 @@ class _Echelon:
         """Eliminate each pivot from all rows, or without division from those below it."""
         left = set(range(len(self.values)))
         scale = np.abs(self.samples).max(axis=2, keepdims=True)
-        while left:
-            size = np.abs(self.samples / np.where(scale > 0, scale, 1.0)).min(axis=0)
-            size[[k for k in range(len(size)) if k not in left]] = 0.0
-            if not size.any():
-                return
-            row, column = (int(i) for i in np.unravel_index(np.argmax(np.round(size, 9)), size.shape))
+        while left and self.samples[:, list(left)].any():
+            row, column = self._pivot(left, scale)
             left.remove(row)
             self.pivots[row] = column
             if divide:
+                regular = self.samples[:, row, column] != 0
+                self.samples, scale, self.near = self.samples[regular], scale[regular], int(regular[: self.near].sum())
                 factor = 1.0 / self.values[row, column]
                 self.values[row], self.rows[row] = _scaled(factor, self.values[row]), _scaled(factor, self.rows[row])
                 self.samples[:, row] /= self.samples[:, row, column][:, None]
                 self._settle(row)
                 self.values[row, column] = 1.0
-            for other in (k for k in range(len(size)) if k != row) if divide else left:
+            for other in (k for k in range(len(self.values)) if k != row) if divide else left:
                 if np.any(self.samples[:, other, column]):
                     self._eliminate(other, row, column, divide=divide)
+
+    def _pivot(self, left: set[int], scale: Array) -> tuple[int, int]:
+        """The row and column of the entry whose least share of its row, before elimination, is largest."""
+        share = np.abs(self.samples / np.where(scale > 0, scale, 1.0))
+        share[:, [k for k in range(len(self.values)) if k not in left]] = 0.0
+        least = np.where(share.all(axis=0), share[: self.near].min(axis=0, initial=np.inf), 0.0)
+        size = np.round(least if least.any() else share.max(axis=0), 9)
+        row, column = np.unravel_index(np.argmax(size if size.any() else share.max(axis=0)), size.shape)
+        return int(row), int(column)
 
     def _eliminate(self, row: int, pivot: int, column: int, *, divide: bool) -> None:
         own, other = self.samples[:, pivot, column], self.samples[:, row, column]
         if divide:
             ours, theirs, a, b = 1.0, -self.values[row, column], np.ones(len(own)), other.copy()
         else:  # numbers of the size of the entries stay so
-            scale = float(max(abs(own[0]), abs(other[0])))
+            sizes = np.maximum(np.abs(own), np.abs(other))
+            scale = float(sizes[np.flatnonzero(sizes)[0]])
             ours, theirs = self.values[pivot, column] / scale, -self.values[row, column] / scale
             a, b = own / scale, other / scale
         first, second = a[:, None] * self.samples[:, row], b[:, None] * self.samples[:, pivot]

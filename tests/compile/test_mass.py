@@ -440,6 +440,52 @@ def test_a_chain_of_nonlinear_capacitors(n: int, scaled: bool) -> None:
     assert np.allclose(found.gradient, other.gradient, rtol=1e-5)
 
 
+def factor(above: Any, smooth: bool) -> Any:
+    """1, or 2 where `above` is negative."""
+    return 1.5 - 0.5 * np.tanh(above / 20) if smooth else ca.if_else(above < 0, 2.0, 1.0)
+
+
+def branching(kind: str, smooth: bool) -> dh.HybridModel:
+    """A capacity s(t), and twice as much in one column or one row where a voltage is far below zero."""
+    m = dh.HybridModel("branching")
+    k, g = m.parameter("k", 0.5), m.parameter("g", 0.8)
+    u1, u2 = m.differential("u1"), m.differential("u2")
+    s, f1, f2 = 2 + ca.cos(m.time), k - u1 - 2001 * m.time, -g * u2
+    c = factor((u1 if kind == "columns" else u1 - u2) + 480 + g, smooth)
+    mass = [[s, -c * s], [-s, c * s]] if kind == "columns" else [[s, -s], [-c * s, c * s]]
+    m.initial(m.mode("run", mass=mass, rhs=[f1, f2]), {u1: k, u2: 0.0})
+    m.functional("G", integrand=u2, terminal=u1)
+    return m
+
+
+def branching_by_rates(kind: str, smooth: bool) -> dh.HybridModel:
+    """The same, solved by hand."""
+    m = dh.HybridModel("by rates")
+    k, g = m.parameter("k", 0.5), m.parameter("g", 0.8)
+    s, f1 = 2 + ca.cos(m.time), lambda u1: k - u1 - 2001 * m.time
+    if kind == "columns":  # 0 = f1 + f2, hence u2' = -(2001 + u1') / g
+        u1 = m.differential("u1")
+        c, u2 = factor(u1 + 480 + g, smooth), f1(u1) / g
+        m.initial(m.mode("run", ode={u1: (f1(u1) / s - 2001 * c / g) / (1 + c / g)}), {u1: k})
+    else:  # v = u1 - u2 and 0 = c f1 + f2
+        v, u2 = m.differential("v"), m.algebraic("u2")
+        u1, c = v + u2, factor(v + 480 + g, smooth)
+        m.initial(m.mode("run", ode={v: f1(u1) / s}, algebraic=[c * f1(u1) - g * u2]), {v: k})
+    m.functional("G", integrand=u2, terminal=u1)
+    return m
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+@pytest.mark.parametrize("kind", ["columns", "rows"])
+def test_factors_of_combinations_that_vary_far_away(kind: str, smooth: bool) -> None:
+    """The factor c is 1 to rounding at all values that other tests of structure take."""
+    systems = branching(kind, smooth).build(), branching_by_rates(kind, smooth).build()
+    found, other = (dh.forward_sensitivity(system, (0, 2), **TIGHT) for system in systems)
+    assert len(found.trajectory.events) == len(other.trajectory.events) == (not smooth)
+    assert np.isclose(found.functionals["G"], other.functionals["G"], rtol=1e-6)
+    np.testing.assert_allclose(found.gradient["G"], other.gradient["G"], rtol=1e-5)
+
+
 def test_a_large_singular_block_in_which_all_combinations_vary_is_refused() -> None:
     m = dh.HybridModel("projector")
     x, w = m.differential("x", size=40), ca.cos(m.time + np.arange(40))
