@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from dae_hybrid.errors import OptionError
 from dae_hybrid.fitting.experiment import Series
@@ -88,7 +88,7 @@ def plot_residuals(fit: Fit) -> Any:
     left.set_xlabel("t")
     left.set_ylabel("residual / sigma")
     values = np.sort(np.concatenate(list(fit.residuals.values())))
-    quantiles = norm.ppf((np.arange(len(values)) + 0.5) / len(values))
+    quantiles = ndtri((np.arange(len(values)) + 0.5) / len(values))
     right.plot(quantiles, values, ".", color="black", markersize=4)
     right.plot(quantiles, quantiles * np.sqrt(fit.variance), color="0.6", linewidth=0.8)
     right.set_xlabel("normal quantile")

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import norm
-from scipy.stats import t as student
+from scipy.special import ndtri, stdtrit
 
 from dae_hybrid.errors import AssumptionError, DaeHybridError, OptionError, ParameterError
 from dae_hybrid.fitting import figures
@@ -262,7 +261,7 @@ class Fit:
         """Two-sided quantile of an estimate's error: Student's t, or normal if sigma is given."""
         _check_level(level)
         tail = 0.5 + 0.5 * level
-        return float(norm.ppf(tail) if self.sigma_is_known else student.ppf(tail, self.degrees_of_freedom))
+        return float(ndtri(tail) if self.sigma_is_known else stdtrit(self.degrees_of_freedom, tail))
 
     def intervals(self, level: float = 0.95) -> Array:
         """Confidence intervals, shape (n, 2), symmetric in the scale of each parameter and within its bounds."""

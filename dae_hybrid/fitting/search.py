@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import scipy
 from scipy.optimize import least_squares, minimize
-from scipy.stats import qmc
 
 from dae_hybrid.errors import DaeHybridError, OptionError
 from dae_hybrid.fitting.misfit import Evaluation, Misfit
@@ -281,4 +281,5 @@ def _by_optimagic(track: Track, s: Array, optimizer: str, options: Mapping[str, 
 
 def latin_hypercube(lower: Array, upper: Array, count: int, seed: int | None) -> Array:
     """Points within bounds, shape (count, n)."""
+    qmc = scipy.stats.qmc
     return np.asarray(qmc.scale(qmc.LatinHypercube(len(lower), rng=seed).random(count), lower, upper))

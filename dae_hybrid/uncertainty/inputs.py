@@ -7,9 +7,9 @@ from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri
-from scipy.stats import qmc, rv_continuous
 
 from dae_hybrid.errors import AssumptionError, OptionError, ParameterError
 from dae_hybrid.interface.runs import Parameters
@@ -230,7 +230,7 @@ class Inputs:
         count, k = positive_integer("n", n), len(self)
         if sampler not in SAMPLERS:
             raise OptionError(f"Unknown sampler {shown(sampler)}.", remedy=f"Samplers: {', '.join(SAMPLERS)}.")
-        rng = np.random.default_rng(seed)
+        rng, qmc = np.random.default_rng(seed), scipy.stats.qmc
         if sampler == "random":
             points = rng.random((count, k))
         elif sampler == "sobol":
@@ -336,9 +336,9 @@ def _places(system: HybridSystem, distributions: object) -> tuple[tuple[str, ...
 
 
 def _checked(name: str, given: Any) -> Any:
-    if not isinstance(getattr(given, "dist", None), rv_continuous):
+    if not isinstance(getattr(given, "dist", None), scipy.stats.rv_continuous):
         remedy = "For example stats.norm(10, 0.5); discrete distributions are not supported."
-        if isinstance(given, rv_continuous):
+        if isinstance(given, scipy.stats.rv_continuous):
             remedy = "Call it to freeze it, for example stats.norm(10, 0.5), or stats.rv_histogram(counts)()."
         elif hasattr(given, "icdf"):
             remedy = "Random variables of SciPy's new interface are not supported: use stats.norm, not stats.Normal."

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 from dae_hybrid.errors import OptionError
 from dae_hybrid.numeric_input import shown
@@ -71,12 +71,12 @@ def jackknife(estimates: ArrayLike) -> Any:
 
 def skewness(values: Array) -> float:
     """Third standardised moment; NaN if the values are equal within rounding."""
-    return np.nan if _is_constant(values) else float(stats.skew(values))
+    return np.nan if _is_constant(values) else float(scipy.stats.skew(values))
 
 
 def kurtosis(values: Array) -> float:
     """Fourth standardised moment minus 3; NaN if the values are equal within rounding."""
-    return np.nan if _is_constant(values) else float(stats.kurtosis(values))
+    return np.nan if _is_constant(values) else float(scipy.stats.kurtosis(values))
 
 
 def _is_constant(values: Array) -> bool:
