@@ -377,13 +377,15 @@ def may_cross(
     least, place = _smallest(c * side)
     hidden = same & (least <= CUBIC_ERROR_FACTOR * off + margin)
     rough = ~same & (CUBIC_ERROR_FACTOR * off > largest)
-    # for a guard that starts at zero, c1 + c2 s + c3 s^2 has its sign
-    leaving = (start.values == 0) & (middle.values * end.values > 0)
-    bent = np.array((c[1], c[2], c[3], np.zeros_like(c[0]))) * np.sign(middle.values)
-    back, turn = _turns_back(c, start.values, end.values, CUBIC_ERROR_FACTOR * off)
-    place, hidden = np.where(back, turn, place), hidden | back
+    if np.any((start.values * end.values <= 0) & (start.values != 0)):
+        back, turn = _turns_back(c, start.values, end.values, CUBIC_ERROR_FACTOR * off)
+        place, hidden = np.where(back, turn, place), hidden | back
     where = float(place[np.argmax(hidden)]) if hidden.any() else 0.0
-    return hidden | rough | (leaving & (_smallest(bent)[0] < 0)), where
+    leaving = (start.values == 0) & (middle.values * end.values > 0)
+    if leaving.any():  # c1 + c2 s + c3 s^2 has the sign of a guard that starts at zero
+        bent = np.array((c[1], c[2], c[3], np.zeros_like(c[0]))) * np.sign(middle.values)
+        leaving &= _smallest(bent)[0] < 0
+    return hidden | rough | leaving, where
 
 
 def _turns_back(c: Array, before: Array, after: Array, off: Array) -> tuple[NDArray[np.bool_], Array]:
@@ -402,5 +404,5 @@ def _smallest(c: Array) -> tuple[Array, Array]:
     extrema = np.array(((-c[2] + root) / (3 * c[3]), (-c[2] - root) / (3 * c[3]), -c[1] / (2 * c[2])))
     places = np.array((*np.where((extrema > 0) & (extrema < 1), extrema, 0.0), np.ones_like(c[0])))
     values = c[0] + places * (c[1] + places * (c[2] + places * c[3]))
-    which = values.argmin(axis=0)[None]
-    return np.take_along_axis(values, which, 0)[0], np.take_along_axis(places, which, 0)[0]
+    least = values.argmin(axis=0), np.arange(c.shape[1])
+    return values[least], places[least]

@@ -53,7 +53,7 @@ class _Trial:
         self, drawn: RandomSystem, system: dh.HybridSystem, adapter: str, rtol: float, atol: float, step: float
     ) -> None:
         self.drawn, self.system, self.adapter, self.step = drawn, system, adapter, step
-        limits = {"rtol": rtol, "atol": atol, "max_step": step, "max_steps": 100_000, "max_events": 200}
+        limits = {"rtol": rtol, "atol": atol, "max_step": step, "max_steps": 50_000, "max_events": 200}
         self.options: dict[str, Any] = {**limits, **drawn.options}
         self.wrt = {"wrt": system.parameters.names}  # all, with initial values that are parameters
         if adapter != "sundials":
