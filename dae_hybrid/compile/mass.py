@@ -17,7 +17,8 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.compile.mass_events import Combination, rewrite_events
-from dae_hybrid.compile.mass_structure import MassStructure, Weights, is_regular, mass_structure, without_zeros
+from dae_hybrid.compile.mass_samples import is_regular
+from dae_hybrid.compile.mass_structure import MassStructure, Weights, mass_structure, without_zeros
 from dae_hybrid.compile.structure import unmatched
 from dae_hybrid.errors import FormulationError
 from dae_hybrid.numerics.arrays import Array

@@ -12,28 +12,23 @@ other variables (index 1); otherwise rows without rates have to be found, which 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import casadi as ca
 import numpy as np
-from scipy.sparse import csc_array
 from scipy.sparse.csgraph import connected_components
 
 from dae_hybrid.codegen.casadi_tools import expanded
-from dae_hybrid.compile.dependence import MIN_SAMPLES, SAMPLE_MAGNITUDES
+from dae_hybrid.compile.dependence import MIN_SAMPLES
+from dae_hybrid.compile.mass_samples import sampled
 from dae_hybrid.errors import FormulationError
-from dae_hybrid.numerics import algebraic
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.numerics.matrices import Matrix, is_finite, row_maxima
-from dae_hybrid.statement.discontinuities import Discontinuities, are_smooth
-from dae_hybrid.statement.discontinuous_nodes import JUMPS, KINKS
+from dae_hybrid.statement.discontinuities import are_smooth
 
 #: a difference smaller than this multiple of its operands, at all samples, is zero
 CANCELLATION = 1e-12
-#: magnitudes of further samples, beyond the thresholds of smooth switches in any unit
-FAR = (1e4, 1e7)
 #: largest blocks of M that are inverted, with constant entries and with parameters
 MAX_INVERTED, MAX_INVERTED_SYMBOLS = 16, 3
 #: largest singular block of M that is not constant
@@ -70,7 +65,7 @@ class MassStructure:
 
 @dataclass(frozen=True)
 class _Entries:
-    """The entries of M: numbers or expressions, and values at sample points (samples, n, n), `FAR` ones last."""
+    """The entries of M: numbers or expressions, and values at sample points (samples, n, n), far ones last."""
 
     values: Any  # object array
     samples: Array
@@ -159,7 +154,7 @@ def _entries(mode: str, matrix: ca.MX, parameters: dict[int, Array]) -> _Entries
         nonzero[i, j] = True
         values[i, j] = float(entry) if others is not None and entry.is_constant() else matrix[i, j]
         moving[i, j] = others is None or ca.depends_on(entry, others)
-    near, far = _sampled(mode, matrix, parameters)
+    near, far = sampled(mode, matrix, parameters)
     if not near:
         raise FormulationError(
             "The mass matrix is not finite at any of the values of its variables that were tried.",
@@ -167,55 +162,6 @@ def _entries(mode: str, matrix: ca.MX, parameters: dict[int, Array]) -> _Entries
             remedy="Check it for divisions by zero, and logarithms and roots of negative numbers.",
         )
     return _Entries(values, np.array(near + far), len(near), nonzero, moving, are_smooth([matrix]))
-
-
-def _sampled(mode: str, matrix: ca.MX, parameters: dict[int, Array]) -> tuple[list[Array], list[Array]]:
-    """The finite values of M at sample points, near and far, with all branches of its relations and kinks."""
-    symbols = ca.symvar(matrix)
-    found = Discontinuities(f"the mass matrix of mode '{mode}'", [matrix], {s.__hash__() for s in symbols})
-    switches: list[ca.MX] = []
-    while nodes := found.innermost(JUMPS | KINKS):
-        new = [ca.MX.sym("switch", node.size) for node in nodes]
-        branches = [[node.entry(i).by(s[i]) for i in range(node.size)] for node, s in zip(nodes, new, strict=True)]
-        found.replace([(n, ca.reshape(ca.vertcat(*b), n.shape)) for n, b in zip(nodes, branches, strict=True)])
-        switches += new
-    function = expanded(ca.Function("mass", [*symbols, *switches], found.expressions))
-    rng, near, far = np.random.default_rng(0), list[Array](), list[Array]()
-    for values, magnitudes in ((near, SAMPLE_MAGNITUDES), (far, FAR if symbols else ())):
-        for k, point in enumerate(_points(symbols, parameters, magnitudes)):
-            settings = (np.full(s.numel(), k) if k < 2 else rng.integers(0, 2, s.numel()) for s in switches)
-            value = np.array(function.call([*point, *map(ca.DM, settings)])[0].full())
-            values.extend([value] if is_finite(value) else [])
-    return near, far
-
-
-def is_regular(matrix: ca.MX, parameters: dict[int, Array]) -> bool:
-    """Whether a square sparse matrix is regular at some of the sampled values of its variables."""
-    symbols = ca.symvar(matrix)
-    function = expanded(ca.Function("matrix", symbols, [matrix]))
-    for point in _points(symbols, parameters):
-        value: Matrix = csc_array(function.call(point)[0].sparse())
-        for _ in range(6):  # equilibrates the rows and the columns, three times
-            largest = row_maxima(value)
-            value = csc_array(value / np.where(largest > 0, largest, 1.0)[:, None]).T
-        if is_finite(value) and algebraic.is_regular(value, lambda: np.empty(0)):
-            return True
-    return False
-
-
-def _points(
-    symbols: Sequence[ca.MX], parameters: dict[int, Array], magnitudes: Sequence[float] = SAMPLE_MAGNITUDES
-) -> Iterator[list[ca.DM]]:
-    """Random values of the symbols, positive and of both signs, and of parameters around their nominal values."""
-    rng = np.random.default_rng(0)
-    for size in (*magnitudes, *(-size for size in magnitudes)) if symbols else magnitudes[:1]:
-        point = []
-        for symbol in symbols:
-            nominal, n = parameters.get(symbol.__hash__()), symbol.numel()
-            signs = rng.choice((-1.0, 1.0), n) if size < 0 else np.ones(n)
-            scale = abs(size) * signs if nominal is None else np.where(nominal != 0, nominal, 1.0)
-            point.append(ca.DM(scale * rng.uniform(0.5, 1.5, n)))
-        yield point
 
 
 def _reduce(found: MassStructure, entries: _Entries, rows: list[int], columns: list[int], *, index_1: bool) -> bool:

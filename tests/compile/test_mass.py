@@ -486,6 +486,42 @@ def test_factors_of_combinations_that_vary_far_away(kind: str, smooth: bool) -> 
     np.testing.assert_allclose(found.gradient["G"], other.gradient["G"], rtol=1e-5)
 
 
+def bump(kind: str, m: dh.HybridModel, y: Any) -> Any:
+    """2, and more near y = 1.5."""
+    if kind == "table":
+        grid = np.array([-50.0, -1.0, 0.0, 1.0, 1.3, 1.4, 1.5, 1.6, 1.7, 2.0, 3.0, 50.0])
+        return m.table("gear", grid, 2 + np.exp(-(((grid - 1.5) / 0.05) ** 2)), kind="cubic")(y)
+    off = (y - 1.5) / 0.05
+    if kind == "marked":
+        return 2 + dh.smooth(ca.if_else(off**2 < 1, (1 - off**2) ** 3, 0.0))
+    return 2 + (np.exp(-(off**2)) if kind == "bell" else np.tanh(off + 1) - np.tanh(off - 1))
+
+
+@pytest.mark.parametrize("kind", ["bell", "steps", "marked", "table"])
+@pytest.mark.parametrize("rows", [False, True])
+def test_factors_of_combinations_that_vary_in_a_small_region(kind: str, rows: bool) -> None:
+    """The factor c is 2 to rounding at all sampled values of the variables."""
+    ways = []
+    for stated in (True, False):
+        m = dh.HybridModel("gear")
+        k, x = m.parameter("k", 0.7), m.differential("x") if stated else m.algebraic("x")
+        y = m.differential("y")
+        c, s = bump(kind, m, y), 1 + y**2
+        if rows:  # s (x' - y') = -k y and c s (x' - y') = -k c y + x - y
+            law: dict[str, Any] = {"mass": [[s, -s], [c * s, -c * s]], "rhs": [-k * y, x - 3 * y - k * c * y]}
+            other: dict[str, Any] = {"ode": {y: -k * y / (2 * s)}, "algebraic": [x - 3 * y]}
+        else:  # x = y + y^3 and s (x' + c y') = -k y
+            law = {"mass": [[s, c * s], [0, 0]], "rhs": [-k * y, x - y - y**3]}
+            other = {"ode": {y: -k * y / s / (1 + 3 * y**2 + c)}, "algebraic": [x - y - y**3]}
+        mode = m.mode("run", **(law if stated else other))
+        m.initial(mode, {x: 6.0 if rows else 10.0, y: 2.0} if stated else {y: 2.0})
+        m.functional("G", integrand=x * y, terminal=y)
+        ways.append(dh.forward_sensitivity(m.build(), (0, 40), **TIGHT, max_step=0.5))
+    found, by_hand = ways
+    assert np.isclose(found.functionals["G"], by_hand.functionals["G"], rtol=1e-7)
+    assert np.allclose(found.gradient["G"], by_hand.gradient["G"], rtol=1e-5)
+
+
 def test_a_large_singular_block_in_which_all_combinations_vary_is_refused() -> None:
     m = dh.HybridModel("projector")
     x, w = m.differential("x", size=40), ca.cos(m.time + np.arange(40))
