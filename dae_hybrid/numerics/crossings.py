@@ -179,7 +179,7 @@ class Scan:
         mean = np.maximum(mean, (rates.sum(axis=0) - rates.min(axis=0)) / 2)  # one of the rates may be at an extremum
         often = pace.often(h, np.where(np.isfinite(mean), np.maximum(mean, pace.speed), pace.speed), touched)
         if not often.size or often.max() <= TURNS_PER_STEP:
-            return self._between(start, end, touched, BISECTION_DEPTH)
+            return self._between(start, end, touched, BISECTION_DEPTH, middle)
         trusted = self._moves((start, middle, end), int(often.argmax()), pace)
         if trusted:  # a guard that starts at an extremum is as fast as elsewhere in the step
             for seen in (start, middle, end):
@@ -212,10 +212,10 @@ class Scan:
             piece = (
                 end if left <= SAMPLE_SPACING * away or start.t + away >= end.t else self._look(start.t + away, touched)
             )
-            found = self._between(start, piece, touched, BISECTION_DEPTH)
+            middle = self._look(start.t + INTERIOR_POSITION * (piece.t - start.t), touched)
+            found = self._between(start, piece, touched, BISECTION_DEPTH, middle)
             if found is not None:
                 return found
-            middle = self._look(start.t + INTERIOR_POSITION * (piece.t - start.t), touched)
             pace.see(piece.t - start.t, start.values, middle.values, piece.values)
             if trusted:
                 pace.hasten(middle.rates)
@@ -224,14 +224,17 @@ class Scan:
         self.refuse(crowded > MAX_SAMPLES // 2, end.t)  # too fast to be resolved
         return None
 
-    def _between(self, start: GuardSample, end: GuardSample, touched: Array, depth: int) -> tuple[int, float] | None:
-        """The first crossing between two samples.
+    def _between(
+        self, start: GuardSample, end: GuardSample, touched: Array, depth: int, middle: GuardSample | None = None
+    ) -> tuple[int, float] | None:
+        """The first crossing between two samples; `middle` is the one at the interior point, if it is known.
 
         A guard may cross zero and return in between. This is excluded if the cubic through its values and rates stays
         away from zero by more than the cubic's error at the interior point; otherwise both halves are examined. They
         are also examined if a guard that starts at zero has returned through it, until it is found on the other side.
         """
-        middle = self._look(start.t + INTERIOR_POSITION * (end.t - start.t), touched)
+        if middle is None:
+            middle = self._look(start.t + INTERIOR_POSITION * (end.t - start.t), touched)
         if self._singular(middle) is not None:
             return self._at_singularity(start, middle)
         returned = (start.values == 0) & (self.returned(middle.values) | self.returned(end.values))
