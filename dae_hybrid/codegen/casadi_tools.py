@@ -45,6 +45,17 @@ def expanded(function: ca.Function) -> ca.Function:
         return function
 
 
+def derivative_pattern(values: ca.MX, by: Sequence[ca.MX]) -> ca.Sparsity:
+    """Sparsity of a derivative by symbols; terms with the factor zero do not count if `values` has a scalar form."""
+    known = {s.__hash__() for s in by}
+    inputs = [*by, *(s for s in ca.symvar(values) if s.__hash__() not in known)]
+    function = expanded(ca.Function("values", inputs, [values]))
+    if not function.is_a("SXFunction"):
+        return ca.jacobian_sparsity(values, ca.veccat(*by))
+    scalars = function.sx_in()
+    return ca.jacobian_sparsity(function.call(scalars)[0], ca.veccat(*scalars[: len(by)]))
+
+
 def renamed(function: ca.Function, name: str) -> ca.Function:
     """Return the function under another name."""
     kind: Any = ca.SX if function.is_a("SXFunction") else ca.MX

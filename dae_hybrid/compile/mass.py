@@ -16,6 +16,8 @@ from typing import Any
 import casadi as ca
 import numpy as np
 
+from dae_hybrid.codegen.casadi_tools import derivative_pattern
+from dae_hybrid.compile.mass_constraints import constraints
 from dae_hybrid.compile.mass_events import Combination, rewrite_events
 from dae_hybrid.compile.mass_samples import is_regular
 from dae_hybrid.compile.mass_structure import MassStructure, Weights, mass_structure, without_zeros
@@ -54,20 +56,35 @@ class _Rewriting:
         return found
 
     def serves(self, mode: Mode, structure: MassStructure) -> bool:
-        """Whether the equations determine the rates in `residual` and the algebraic variables, at sampled values.
+        """Whether the equations and derivatives of constraints determine all rates and algebraic variables.
 
-        Not if another equation needs the rate of such a variable.
+        They do at sampled values. Not if another equation needs the rate of an algebraic variable.
         """
         algebraic = set(self._without_rate({mode.name: structure}))
         if algebraic & self._needed().keys():
             return False
         rewritten = self.mode(mode, structure, algebraic)
-        equations = ca.vertcat(rewritten.residual, rewritten.algebraic)
-        z = [d.symbol for d in self.model.declarations.values() if d.kind == "algebraic" or d.name in algebraic]
-        occurring = {s.__hash__() for s in ca.symvar(rewritten.residual)}
+        z = self._z(algebraic)
+        if derivative_pattern(rewritten.constraint, z).nnz():
+            return False
+        y = self._differential() | {c.name: c.symbol for c in self.of_mode[mode.name]}
+        rate_of: dict[str, Any] = self.model.rates | rewritten.ode
+        moving = [name for name in y if name in rate_of]
+        by_y = ca.jacobian(rewritten.constraint, ca.vertcat(*(y[name] for name in moving)))
+        hidden = ca.mtimes(by_y, ca.vertcat(*(rate_of[name] for name in moving)))
+        equations = ca.vertcat(rewritten.residual, rewritten.algebraic, hidden)
+        occurring = {s.__hash__() for s in ca.symvar(equations)}
         rates = [rate for rate in self.model.rates.values() if rate.__hash__() in occurring]
         by = ca.jacobian(equations, ca.vertcat(*rates, *z))
-        return rewritten.constraint.numel() == 0 and by.is_square() and is_regular(by, self.parameters)
+        return by.is_square() and is_regular(by, self.parameters)
+
+    def _differential(self) -> dict[str, ca.MX]:
+        return {d.name: d.symbol for d in self.model.of_kind("differential")}
+
+    def _z(self, algebraic: set[str]) -> list[ca.MX]:
+        """The variables that are algebraic in the rewritten model."""
+        every = self.model.declarations.values()
+        return [d.symbol for d in every if d.kind == "algebraic" or d.name in algebraic]
 
     def columns(self, mode: Mode) -> list[tuple[str, int]]:
         """Variable and entry of each column of the mass matrix."""
@@ -124,24 +141,30 @@ class _Rewriting:
                     ode[own[-1].name] = rate[i]
             else:
                 ode[name] = rate
-        residual, closing, kept = list[_Row](), list[_Row](), list[_Row]()
+        split = [mode.residual.numel(), mode.residual.numel() + mode.algebraic.numel()]
+        stated = [mode.labels[: split[0]], mode.labels[split[0] : split[1]], mode.labels[split[1] :]]
+        residual, hidden = list[_Row](), list[_Row]()
+        closing: list[_Row] = list(zip(stated[1], ca.vertsplit(mode.algebraic), strict=True))
         if mode.mass is not None and structure is not None:
             rates, residual = self._rates(mode, mode.mass, structure, algebraic)
             ode |= rates
             f, labels = mode.mass.rhs, mode.mass.labels
-            rows = [(_joined(weights, labels), _weighted(weights, f)) for weights in structure.algebraic]
-            closing, kept = self._split(mode, rows, algebraic) if structure.implicit else (rows, [])
-        symbols = {d.name: d.symbol for d in self.model.of_kind("differential")}
-        closing += [(f"value of {c.name}", c.value(symbols) - c.symbol) for c in own]
-        split = [mode.residual.numel(), mode.residual.numel() + mode.algebraic.numel()]
-        stated = [mode.labels[: split[0]], mode.labels[split[0] : split[1]], mode.labels[split[1] :]]
+            closing += [(_joined(weights, labels), _weighted(weights, f)) for weights in structure.algebraic]
+        differential = self._differential()
+        values = [(f"value of {c.name}", c.value(differential) - c.symbol) for c in own]
+        if values:
+            closing, hidden = self._constraints(closing, values, self._z(algebraic))
+        if structure is not None and structure.implicit:
+            closing, loose = self._split(closing, self._z(algebraic))
+            hidden += loose
+        closing += values
         return replace(
             mode,
             ode=ode,
             residual=_column(mode.residual, residual),
-            algebraic=_column(mode.algebraic, closing),
-            constraint=_column(mode.constraint, kept),
-            labels=(*stated[0], *_names(residual), *stated[1], *_names(closing), *stated[2], *_names(kept)),
+            algebraic=_column(ca.MX(0, 1), closing),
+            constraint=_column(mode.constraint, hidden),
+            labels=(*stated[0], *_names(residual), *_names(closing), *stated[2], *_names(hidden)),
             mass=None,
         )
 
@@ -191,18 +214,25 @@ class _Rewriting:
     def _rate(self, state: Combination) -> ca.MX:
         return self.model.rates.setdefault(state.name, ca.MX.sym(f"der({state.name})"))
 
-    def _split(self, mode: Mode, rows: list[_Row], algebraic: set[str]) -> tuple[list[_Row], list[_Row]]:
-        """Split equations without rates into those that determine algebraic variables, and constraints.
+    def _constraints(self, rows: list[_Row], values: list[_Row], z: list[ca.MX]) -> tuple[list[_Row], list[_Row]]:
+        """Split equations without rates into those that determine algebraic variables, and constraints on the states.
+
+        A constraint is a combination from which the algebraic variables cancel, given the `values` of the states.
+        """
+        found = constraints([row for _, row in rows], [row for _, row in values], z, self.parameters)
+        labels = [label for label, _ in rows]
+        hidden = [(_joined(weights, labels), constraint) for weights, constraint in found.values()]
+        return [row for i, row in enumerate(rows) if i not in found], hidden
+
+    def _split(self, rows: list[_Row], z: list[ca.MX]) -> tuple[list[_Row], list[_Row]]:
+        """Split them by structure.
 
         There are more of them than variables that they determine if M leaves rates as unknowns.
         """
-        z = [d.symbol for d in self.model.declarations.values() if d.kind == "algebraic" or d.name in algebraic]
         if not rows or not z:
             return rows, []
-        column = ca.vertcat(mode.algebraic, *(row for _, row in rows))
-        stated = mode.algebraic.numel()
-        loose = {i - stated for i in unmatched(ca.jacobian_sparsity(column, ca.vertcat(*z)))[0]}
-        return [row for i, row in enumerate(rows) if i not in loose], [rows[i] for i in sorted(loose) if i >= 0]
+        loose = set(unmatched(derivative_pattern(ca.vertcat(*(row for _, row in rows)), z))[0])
+        return [row for i, row in enumerate(rows) if i not in loose], [rows[i] for i in sorted(loose)]
 
     def _combination(self, terms: dict[tuple[str, int], Any]) -> Combination:
         """The state of a combination, shared by the modes that have it."""

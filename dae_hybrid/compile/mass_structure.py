@@ -177,7 +177,7 @@ def _reduce(found: MassStructure, entries: _Entries, rows: list[int], columns: l
         combined = _combined(samples, columns) if index_1 else None
         found.needs_index_1 |= combined is not None
         found.rates.extend([{j: 1.0} for j in columns] if combined is None else combined)
-        dependencies = _constant_dependencies(samples)
+        dependencies = constant_dependencies(samples)
         if dependencies is not None or combined is not None:
             dependencies = dependencies or {}
             found.implicit.extend({i: 1.0} for k, i in enumerate(rows) if k not in dependencies)
@@ -203,7 +203,7 @@ def _reduce(found: MassStructure, entries: _Entries, rows: list[int], columns: l
 def _combined(samples: Array, columns: list[int]) -> list[Weights] | None:
     """Combinations of columns, y_1 + C y_2 with a constant C, that M multiplies; None if C varies."""
     n = len(columns)
-    dependencies = _constant_dependencies(samples.transpose(0, 2, 1)[:, ::-1])  # y_2 are the last columns
+    dependencies = constant_dependencies(samples.transpose(0, 2, 1)[:, ::-1])  # y_2 are the last columns
     if dependencies is None:
         return None
     dependent = {n - 1 - k: row[::-1] for k, row in dependencies.items()}
@@ -213,7 +213,7 @@ def _combined(samples: Array, columns: list[int]) -> list[Weights] | None:
     ]  # fmt: skip
 
 
-def _constant_dependencies(samples: Array) -> dict[int, Array] | None:
+def constant_dependencies(samples: Array) -> dict[int, Array] | None:
     """Combinations of rows that vanish at all samples, by a row that each has alone, with the factor 1; None if others.
 
     In a circuit they are sums of currents.

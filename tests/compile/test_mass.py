@@ -162,6 +162,71 @@ def test_a_singular_matrix_that_depends_on_the_state() -> None:
     assert np.allclose(check.gradients["forward"], other, rtol=1e-5)
 
 
+SLOPES: dict[str, Callable[[Any, Any], Any]] = {
+    "number": lambda u, c: 1.5,
+    "parameter": lambda u, c: c,
+    "nonlinear": lambda u, c: c * (1 + 0.9 * u**2),
+}
+
+
+def source_beside_capacitor(slope: Callable[[Any, Any], Any], statement: str) -> dh.HybridModel:
+    """A voltage source and a capacitor between nodes 0 and 1, a capacitor at node 2, and a resistor at each node."""
+    m = dh.HybridModel("loop of a capacitor and a voltage source")
+    c, ends, grounded = m.parameter("c", 1.2), np.array([[1.0], [-1.0], [0.0]]), np.array([[0.0], [0.0], [1.0]])
+    vector = statement != "scalars"
+    v: Any = m.differential("v", size=3) if vector else ca.vertcat(*(m.differential(f"v{k}") for k in range(3)))
+    i: Any = m.algebraic("i") if statement == "algebraic=" else m.differential("i")
+    source, drive = np.sin(m.time), ca.vertcat(0, 0, np.cos(m.time))
+    capacities = ca.diagcat(slope(v[0] - v[1], c), c)
+    stated = np.hstack([ends, grounded])
+    mass = stated @ capacities @ stated.T
+    currents = drive - v - ca.vertcat(v[0] - v[1], v[1] - v[2], v[2] - v[0]) - ends @ i
+    across = ends.T @ v - source
+    if statement == "algebraic=":
+        run = m.mode("run", mass=mass, rhs=currents, algebraic=[across])
+    else:
+        run = m.mode("run", mass=ca.diagcat(mass, ca.MX(1, 1)), rhs=ca.vertcat(currents, across))
+    m.initial(run, {v: [0.0, 0.0, 0.0]} if vector else {f"v{k}": 0.0 for k in range(3)})
+    m.functional("G", terminal=v[2] + v[0], integrand=i**2 + v[1])
+    return m
+
+
+def its_reduction(slope: Callable[[Any, Any], Any]) -> dh.HybridModel:
+    """The same circuit with v_0 - v_1 = sin t in the equations; the sum of those at nodes 0 and 1 has no i."""
+    m = dh.HybridModel("reduction")
+    c, v1, v2 = m.parameter("c", 1.2), m.algebraic("v1"), m.differential("v2")
+    u = np.sin(m.time)
+    v0 = v1 + u
+    run = m.mode("run", ode={v2: (np.cos(m.time) - v2 - (v2 - v0)) / c}, algebraic=[v0 + v1 + u + v1 - v2])
+    m.initial(run, {v2: 0.0})
+    i = -v0 - u - slope(u, c) * np.cos(m.time)
+    m.functional("G", terminal=v2 + v0, integrand=i**2 + v1)
+    return m
+
+
+@pytest.mark.parametrize("statement", ["scalars", "vector", "algebraic="])
+@pytest.mark.parametrize("kind", SLOPES)
+def test_a_voltage_source_across_a_capacitor_has_index_2(kind: str, statement: str) -> None:
+    """The state v_0 - v_1 is what the source determines: a constraint, although v_0 and v_1 are algebraic."""
+    m = source_beside_capacitor(SLOPES[kind], statement)
+    assert "index 2" in m.build().describe()
+    check = agree(m, 2.0)
+    other = dh.forward_sensitivity(its_reduction(SLOPES[kind]).build(), (0, 2), **TIGHT)
+    assert np.allclose(check.gradients["forward"], other.gradient["G"], rtol=1e-6)
+    assert np.isclose(dh.simulate(m.build(), (0, 2), **TIGHT).functionals["G"], other.functionals["G"], rtol=1e-7)
+
+
+def test_a_source_that_jumps_across_a_capacitor_is_no_linear_equation() -> None:
+    """The derivative of the row by v is constant, but the row jumps where v does not cancel."""
+    m = dh.HybridModel("switch")
+    a, b, i = m.differential("a"), m.differential("b"), m.differential("i")
+    across = ca.if_else(a > 1.0, a - b, a - b + 1)
+    run = m.mode("run", mass=ca.blockcat([[1, -1, 0], [-1, 1, 0], [0, 0, 0]]), rhs=[-a - i, -b + i, across])
+    m.initial(run, {a: 0.0, b: 0.0})
+    with pytest.raises(dh.ConsistencyError, match="their matrix is singular"):
+        dh.simulate(m.build(), (0, 1))
+
+
 @pytest.mark.parametrize("index2", ["reduced", "direct"])
 def test_a_pendulum_has_index_2(index2: Any) -> None:
     """A zero row without the multiplier is a constraint."""
