@@ -225,9 +225,9 @@ class _Rewriting:
         return [row for i, row in enumerate(rows) if i not in found], hidden
 
     def _split(self, rows: list[_Row], z: list[ca.MX]) -> tuple[list[_Row], list[_Row]]:
-        """Split them by structure.
+        """Split such equations by structure: where M leaves rates as unknowns, there are more equations than variables.
 
-        There are more of them than variables that they determine if M leaves rates as unknowns.
+        Equations that no variable is left for are constraints.
         """
         if not rows or not z:
             return rows, []
