@@ -12,7 +12,6 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.codegen.casadi_tools import expanded
-from dae_hybrid.compile.dependence import MIN_SAMPLES
 from dae_hybrid.compile.mass_samples import is_regular
 from dae_hybrid.compile.mass_structure import CANCELLATION, Weights, constant_dependencies
 from dae_hybrid.numerics.arrays import Array
@@ -54,7 +53,7 @@ def constraints(
     rest = rows - shares @ of_states
     rest[np.abs(rest) <= CANCELLATION * np.abs(rows).max(initial=0.0)] = 0.0
     nothing, found = [ca.DM.zeros(*s.shape) for s in z], {}
-    for k, weights in (constant_dependencies(np.repeat(rest[None], MIN_SAMPLES, axis=0)) or {}).items():
+    for k, weights in (constant_dependencies(rest[None]) or {}).items():
         terms = {own[i]: float(w) for i, w in enumerate(weights) if w}
         of_values = zip(states, np.round(weights @ shares, 12).tolist(), strict=True)
         total = sum(w * equations[i] for i, w in terms.items()) - sum(w * every[i] for i, w in of_values if w)

@@ -6,8 +6,9 @@ states if C is constant between transitions. The rank is that of all sampled val
 singularity, which the run reports.
 
 In a block of M that varies, M_1 (y_1 + C y_2)' = f with M_1 of full column rank may be kept without row operations,
-whose pivots may vanish where the rank does not change. The rates stay unknowns then. This serves if f determines the
-other variables (index 1); otherwise rows without rates have to be found, which are constraints.
+whose pivots may vanish where the rank does not change; so may a large constant block, whose inverse is full. The rates
+stay unknowns then. This serves if f and constraints determine the other variables (index 1 or 2); otherwise rows
+without rates have to be found, which are constraints.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from dae_hybrid.statement.discontinuities import are_smooth
 
 #: a difference smaller than this multiple of its operands, at all samples, is zero
 CANCELLATION = 1e-12
+#: digits after the point of constant factors; the first that serve are taken
+DIGITS = (6, 9, 12)
 #: largest blocks of M that are inverted, with constant entries and with parameters
 MAX_INVERTED, MAX_INVERTED_SYMBOLS = 16, 3
 #: largest singular block of M that is not constant
@@ -173,11 +176,13 @@ def _reduce(found: MassStructure, entries: _Entries, rows: list[int], columns: l
         found.rates.extend({j: 1.0} for j in columns)
         found.implicit.extend({i: 1.0} for i in rows)
         return True
-    if is_moving:
-        combined = _combined(samples, columns) if index_1 else None
+    are_enough = is_constant or len(samples) >= MIN_SAMPLES
+    combine = index_1 and are_enough and (is_moving or len(rows) > MAX_INVERTED)
+    combined = _combined(samples, columns) if combine else None
+    if is_moving or combined is not None:
         found.needs_index_1 |= combined is not None
         found.rates.extend([{j: 1.0} for j in columns] if combined is None else combined)
-        dependencies = constant_dependencies(samples)
+        dependencies = constant_dependencies(samples) if are_enough else None
         if dependencies is not None or combined is not None:
             dependencies = dependencies or {}
             found.implicit.extend({i: 1.0} for k, i in enumerate(rows) if k not in dependencies)
@@ -219,19 +224,21 @@ def constant_dependencies(samples: Array) -> dict[int, Array] | None:
     In a circuit they are sums of currents.
     """
     n = samples.shape[1]
-    if len(samples) < MIN_SAMPLES:
-        return None
     together = np.hstack([sample / (np.abs(sample).max() or 1.0) for sample in samples])
-    left, values, _ = np.linalg.svd(together)
+    left, values, _ = np.linalg.svd(np.linalg.qr(together.T, mode="r").T)
     rank = int(np.count_nonzero(values > CANCELLATION * n * values[0]))
     if rank != _rank(samples):
         return None
     echelon = _Echelon(left[:, rank:].T, left[:, rank:].T[None], 1, is_smooth=False)
     echelon.reduce(divide=True)
-    found = np.round(np.array(echelon.values, dtype=float), 12)
-    vanish = np.abs(found @ samples) <= CANCELLATION * (np.abs(found) @ np.abs(samples))
+    for digits in DIGITS:
+        found = np.round(np.array(echelon.values, dtype=float), digits)
+        if np.all(np.abs(found @ samples) <= CANCELLATION * (np.abs(found) @ np.abs(samples))):
+            break
+    else:
+        return None
     alone = found[:, list(echelon.pivots.values())]
-    if len(echelon.pivots) < len(found) or not np.all(vanish) or np.any(np.count_nonzero(alone, axis=0) != 1):
+    if len(echelon.pivots) < len(found) or np.any(np.count_nonzero(alone, axis=0) != 1):
         return None
     return {column: found[k] for k, column in echelon.pivots.items() if found[k, column] == 1.0}
 

@@ -162,6 +162,30 @@ def test_a_singular_matrix_that_depends_on_the_state() -> None:
     assert np.allclose(check.gradients["forward"], other, rtol=1e-5)
 
 
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_a_chain_of_capacitors_that_is_not_grounded(symbolic: bool) -> None:
+    """A singular block of 24 rows, whose inverse would be full, keeps its rows."""
+    n = 24
+    m = dh.HybridModel("chain")
+    v, g = m.differential("v", size=n), m.parameter("g", 0.5)
+    c = m.parameter("c", 2.0) if symbolic else 2.0
+    ends = np.eye(n, n - 1) - np.eye(n, n - 1, -1)
+    drive = np.eye(n)[0]
+    run = m.mode("run", mass=c * ca.DM(ends @ ends.T), rhs=drive - g * v)
+    m.initial(run, {v: np.zeros(n)})
+    m.functional("G", integrand=v[0], terminal=v[n - 1])
+    system = m.build()
+    assert system.modes[0].differential.names[:2] == (f"(v[0] - v[{n - 1}])", f"(v[1] - v[{n - 1}])")
+    # the voltages u = ends' v have 2 L u' = drive_u - g u with L of the chain, and the sum of v is 1 / g
+    flow = -0.5 / 2.0 * np.linalg.inv(ends.T @ ends)
+    onto = np.linalg.inv(np.vstack([ends.T, np.ones(n)]))  # v from u and its sum
+    steady = onto @ np.append(np.linalg.solve(flow, -np.linalg.pinv(ends) @ drive / 2.0), 1 / 0.5)
+    fading = scipy.linalg.expm(flow * 3.0) @ (ends.T @ steady)
+    final = steady - onto @ np.append(fading, 0.0)
+    assert np.allclose(dh.simulate(system, (0, 3), **TIGHT)["v"][-1], final, atol=1e-8)
+    agree(m, 3.0)
+
+
 SLOPES: dict[str, Callable[[Any, Any], Any]] = {
     "number": lambda u, c: 1.5,
     "parameter": lambda u, c: c,
