@@ -263,13 +263,13 @@ def test_a_run_beyond_its_time_is_stopped_and_the_worker_goes_on() -> None:
 
 
 def test_a_run_beyond_its_memory_is_killed_and_replaced() -> None:
-    with running("service:decay", max_memory=400_000_000, max_outputs=10**12, max_steps=10**12) as service:
+    with running("service:chain", max_memory=320_000_000, max_outputs=10**12, max_steps=10**12) as service:
         pid = service.workers()[0].pid
         with web(service) as client:
-            problem = post(client, "decay", "simulate", {"t_span": [0, 1], "max_step": 2e-8, "max_steps": 10**12}, 422)
+            problem = post(client, "chain", "simulate", {"t_span": [0, 1], "max_step": 2e-8, "max_steps": 10**12}, 422)
             assert problem["kind"] == "LimitError"
-            assert "400 MB" in problem["detail"]
-            assert post(client, "decay", "simulate", SPAN)["t_end"] == 1.0
+            assert "320 MB" in problem["detail"]
+            assert post(client, "chain", "simulate", SPAN)["t_end"] == 1.0
         assert service.workers()[0].pid != pid
 
 
