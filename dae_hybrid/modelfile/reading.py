@@ -13,7 +13,7 @@ from dae_hybrid.modelfile.declared import Declarations
 from dae_hybrid.modelfile.document import Document
 from dae_hybrid.modelfile.grammar import DATA
 from dae_hybrid.modelfile.positions import Path
-from dae_hybrid.statement.declarations import Functional, Mode, MotionStatement, Series
+from dae_hybrid.statement.declarations import Functional, Kind, Mode, MotionStatement, Series
 from dae_hybrid.statement.discontinuities import are_smooth
 from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.statement.peaks import CROSSINGS, EXTREMA, SHORTHANDS, TIMES
@@ -219,14 +219,12 @@ class Reader:
     def _algebraic_names(self, path: Path, given: Any) -> list[str]:
         return self._listed(path, given, "algebraic")
 
-    def _listed(self, path: Path, given: Any, *kinds: str) -> list[str]:
+    def _listed(self, path: Path, given: Any, *kinds: Kind) -> list[str]:
         """Names of variables of these kinds."""
         names = self._doc.strings(path, given)
         for i, name in enumerate(names):
             with self._doc.at((*path, i)):
-                kind = self._model.lookup(name, "this list").kind
-                if kind not in kinds:
-                    raise ModelError(f"'{name}' is a {kind} variable, expected {' or '.join(kinds)}")
+                self._model.lookup(name, "this list").require(kinds)
         return names
 
     def _motion(self, path: Path, given: Any) -> MotionStatement:
@@ -234,7 +232,12 @@ class Reader:
         missing = [key for key in MOTION if key not in entry and key != "projection"]
         if missing:
             raise self._doc.error(path, f"missing: {', '.join(missing)}")
-        kinds = {"q": "differential", "v": "differential", "a": "algebraic", "multipliers": "algebraic"}
+        kinds: dict[str, Kind] = {
+            "q": "differential",
+            "v": "differential",
+            "a": "algebraic",
+            "multipliers": "algebraic",
+        }
         groups = self._doc.entries((*path, "inner"), entry["inner"])
         newmark = [self._doc.number((*path, "newmark", i), x)
                    for i, x in enumerate(self._doc.entries((*path, "newmark"), entry["newmark"]))]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +12,7 @@ import casadi as ca
 import numpy as np
 from numpy.typing import NDArray
 
-from dae_hybrid.errors import UnsupportedError
+from dae_hybrid.errors import ModelError, UnsupportedError
 
 if TYPE_CHECKING:
     from dae_hybrid.statement.triggers import Trigger
@@ -21,6 +21,14 @@ Kind = Literal["parameter", "differential", "algebraic", "memory", "unknown"]
 Direction = Literal["rising", "falling", "both"]
 OnEntry = Literal["wait", "fire", "error"]
 Interpolation = Literal["linear", "previous", "cubic"]
+#: what messages call a symbol of each kind
+NOUNS: dict[Kind, str] = {
+    "parameter": "a parameter",
+    "differential": "a differential variable",
+    "algebraic": "an algebraic variable",
+    "memory": "a memory",
+    "unknown": "an unknown",
+}
 DIRECTIONS: dict[str, int] = {"rising": 1, "falling": -1, "both": 0}
 
 
@@ -71,6 +79,18 @@ class Declaration(Statement):
     matrix: ca.MX | None = None  # parameter that is a matrix: the entries of `symbol`, row by row
     unit: str = ""
     description: str = ""
+
+    @property
+    def noun(self) -> str:
+        """What messages call it: "an algebraic variable"."""
+        return NOUNS[self.kind]
+
+    def require(self, kinds: Sequence[Kind], where: str = "") -> None:
+        """Raise `ModelError` unless it is of one of these kinds."""
+        if self.kind not in kinds:
+            legal = " or ".join(NOUNS[kind] for kind in kinds)
+            place = f"{where}: " if where else ""
+            raise ModelError(f"{place}'{self.name}' is {self.noun}, expected {legal}.")
 
     @property
     def start(self) -> NDArray[np.float64]:

@@ -184,11 +184,9 @@ class Symbols(Statement):
         """
         frozen, size = None, positive_size(name, size)
         if of is not None:
-            frozen = self.lookup(of, f"of= of memory '{name}'")
-            if frozen.kind not in ("differential", "algebraic"):
-                raise ModelError(
-                    f"Memory '{name}' must be of a differential or algebraic variable, not a {frozen.kind}."
-                )
+            where = f"of= of memory '{name}'"
+            frozen = self.lookup(of, where)
+            frozen.require(("differential", "algebraic"), where)
             size = frozen.size
         if initial is None and frozen is None:
             raise ModelError(
@@ -360,8 +358,7 @@ class Symbols(Statement):
         declared = self.lookup(variable, "der()")
         if declared.signal is not None:
             return self._input_rate(declared.name)
-        if declared.kind != "differential":
-            raise ModelError(f"der() needs a differential variable; '{declared.name}' is a {declared.kind}.")
+        declared.require(("differential",), "der()")
         return self.rates.setdefault(declared.name, ca.MX.sym(f"der({declared.name})", declared.size))
 
     def post(self, variable: ca.MX | str) -> ca.MX:
@@ -376,7 +373,7 @@ class Symbols(Statement):
         declared = self.lookup(variable, "post()")
         if declared.kind not in ("differential", "algebraic"):
             raise ModelError(
-                f"post() needs a differential or algebraic variable; '{declared.name}' is a {declared.kind}."
+                f"post() needs a differential or algebraic variable; '{declared.name}' is {declared.noun}."
             )
         return self.posts.setdefault(declared.name, ca.MX.sym(f"post({declared.name})", declared.size))
 
@@ -427,7 +424,7 @@ class Symbols(Statement):
         return [d for d in self.declarations.values() if d.kind == kind]
 
     def assignments(
-        self, values: Any, where: str, kinds: tuple[str, ...], rows: int | None = None, *, rest: Rest = "none"
+        self, values: Any, where: str, kinds: tuple[Kind, ...], rows: int | None = None, *, rest: Rest = "none"
     ) -> dict[str, ca.MX]:
         """Return a mapping of variable to expression, keyed by name; None gives an empty mapping.
 
@@ -447,10 +444,7 @@ class Symbols(Statement):
         for key, value in values.items():
             part = chosen(self.declarations, key)
             declared = self.lookup(key, where) if part is None else part[0]
-            if declared.kind not in kinds:
-                raise ModelError(
-                    f"{where}: '{declared.name}' is a {declared.kind} variable, expected {' or '.join(kinds)}."
-                )
+            declared.require(kinds, where)
             own = pieces.get(declared.name, {})
             if declared.name in found or (own and part is None) or any(i in own for i in (part or (0, ()))[1]):
                 raise ModelError(f"{where}: '{declared.name}' is given twice.")

@@ -18,6 +18,7 @@ from dae_hybrid.statement.declarations import (
     Declaration,
     Delay,
     Direction,
+    Kind,
     Mode,
     OnEntry,
     Transition,
@@ -30,7 +31,7 @@ from dae_hybrid.statement.vector_entries import chosen
 #: words that stand for modes in `transition`
 ALL, SAME = "all", "same"
 #: kinds of the variables that a mapping of resets may name
-STATES = ("differential",)
+STATES: tuple[Kind, ...] = ("differential",)
 #: largest number of pending delayed transitions; each is a guard of its modes
 MAX_PENDING = 1000
 
@@ -420,10 +421,7 @@ class Transitions(Symbols):
 
     def _check_projection(self, name: str, moved: tuple[Declaration, ...], metric: Any, *, explicit: bool) -> None:
         for declared in moved:
-            if declared.kind != "differential":
-                raise ModelError(
-                    f"project of transition '{name}': '{declared.name}' is a {declared.kind}, expected a differential."
-                )
+            declared.require(STATES, f"project of transition '{name}'")
         if len(set(moved)) < len(moved):
             raise ModelError(f"project of transition '{name}' names a variable twice.")
         if moved and not explicit:

@@ -425,7 +425,10 @@ def test_no_value_at_all() -> None:
 
 
 DECLARATIONS: dict[str, tuple[Callable[..., tuple[Any, Any]], str]] = {
-    "a value for an algebraic variable": (lambda m, y, z, *_: ({y: 1, z: 1}, {}), "'z' is a algebraic"),
+    "a value for an algebraic variable": (
+        lambda m, y, z, *_: ({y: 1, z: 1}, {}),
+        "'z' is an algebraic variable",
+    ),
     "a value from another state": (lambda m, y, z, *_: ({y: z}, {}), "initial value of 'y' uses z"),
     "a value from time": (lambda m, y, z, *_: ({y: m.time}, {}), "initial value of 'y' uses t"),
     "a variable of another model": (lambda m, y, z, *_: ({"q": 1}, {}), "q is not declared"),
