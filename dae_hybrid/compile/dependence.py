@@ -9,7 +9,7 @@ import numpy as np
 from scipy.sparse.csgraph import connected_components
 
 from dae_hybrid.errors import FormulationError
-from dae_hybrid.numerics.algebraic import NAMED
+from dae_hybrid.numerics.algebraic import NAMED, are_dependent
 from dae_hybrid.numerics.arrays import Array
 
 #: magnitudes of the sample points, and the number of samples that must be finite
@@ -53,8 +53,9 @@ def refuse_dependent_equations(
     groups = _groups(*found[0])
     sentences = []
     for rows, columns, missing in groups:
-        those, names = _list([equations[i] for i in rows]), _list([variables[j] for j in columns])
-        sentences.append(f"{those} depend on each other and leave {names} open ({missing} too few)")
+        names = _list([variables[j] for j in columns])
+        those = f"{_list([equations[i] for i in rows])} {are_dependent(len(rows))}"
+        sentences.append(f"{those}, which leaves {names} open ({missing} too few)")
     raise FormulationError(
         f"[F_y' | F_z] is singular whatever the values: {_list(sentences, '; ')}.",
         mode=mode,

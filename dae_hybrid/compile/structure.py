@@ -10,6 +10,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from dae_hybrid.errors import FormulationError
+from dae_hybrid.tables import counted
 
 
 def check_structure(mode: str, algebraic: Sequence[str], rows: Sequence[str], hidden: int, by_z: ca.Sparsity) -> None:
@@ -21,7 +22,7 @@ def check_structure(mode: str, algebraic: Sequence[str], rows: Sequence[str], hi
     if n_rows != n_columns:
         listed = ", ".join(rows) or "none"
         raise FormulationError(
-            f"{n_rows} equations ({listed}) for {n_columns} algebraic variables and derivatives "
+            f"{counted(n_rows, 'equation')} ({listed}) for {n_columns} algebraic variables and derivatives "
             f"({', '.join(algebraic) or 'none'}).",
             mode=mode,
             variables=algebraic,

@@ -364,7 +364,13 @@ def singular_names(matrix: Array, equations: Sequence[str], variables: Sequence[
         return [name for name, share in zip(names, np.abs(vector), strict=False) if share > 0.1 * np.abs(vector).max()]
 
     text += f", it leaves {', '.join(large(right[-1], variables))} open"
-    return text + (f"; {', '.join(large(left[:, -1], equations))} depend on each other" if len(equations) else "")
+    dependent = large(left[:, -1], equations)
+    return text + (f"; {', '.join(dependent)} {are_dependent(len(dependent))}" if dependent else "")
+
+
+def are_dependent(count: int) -> str:
+    """What is said of equations whose combination vanishes."""
+    return "is degenerate" if count == 1 else "depend on each other"
 
 
 def _inconsistent(

@@ -50,12 +50,12 @@ def mass_statement(
         )
     found, rows = _matrix(f"mass of mode '{mode}'", mass), equation_rows("mass equation", rhs)
     n = sum(d.size for d in declared)
-    if found.is_vector() and n > 1 and found.numel() == n:
-        found = ca.diag(ca.vec(found))
+    if found.shape == (n, 1):
+        found = ca.diag(found)
     if found.shape != (n, n) or rows.equations.numel() != n:
         raise ModelError(
-            f"Mode '{mode}': mass is {found.shape[0]}x{found.shape[1]} and rhs has {rows.equations.numel()} entries, "
-            f"expected {n}x{n} and {n} for {', '.join(names)}.",
+            f"Mode '{mode}': mass is {found.shape[0]}x{found.shape[1]} and rhs of length {rows.equations.numel()}, "
+            f"expected {n}x{n} and length {n} for {', '.join(names)}.",
             remedy="Name the variables of M, in the order of its columns, by variables=.",
         )
     return MassStatement(tuple(names), found, rows.equations, rows.labels)

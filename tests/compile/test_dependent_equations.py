@@ -36,7 +36,7 @@ def test_each_group_is_named_by_itself(bent: bool) -> None:
     text = str(caught.value)
     for k in (0, 2):
         rows = f"residual equation {2 * k}, residual equation {2 * k + 1}"
-        assert f"{rows} depend on each other and leave der(a{k}), der(b{k}) open (1 too few)" in text
+        assert f"{rows} depend on each other, which leaves der(a{k}), der(b{k}) open (1 too few)" in text
     assert "a1" not in text
     assert "b3" not in text
     assert caught.value.variables == ("der(a0)", "der(b0)", "der(a2)", "der(b2)")

@@ -423,8 +423,10 @@ def test_what_is_refused() -> None:
         m.mode("a", mass=[1.0, 1.0])
     with pytest.raises(dh.ModelError, match="variables= without mass="):
         m.mode("a", ode={x: 1.0}, variables=[x])
-    with pytest.raises(dh.ModelError, match="mass is 3x3 and rhs has 2 entries, expected 2x2 and 2 for x, y"):
+    with pytest.raises(dh.ModelError, match="mass is 3x3 and rhs of length 2, expected 2x2 and length 2 for x, y"):
         m.mode("a", mass=np.eye(3), rhs=[x, y])
+    with pytest.raises(dh.ModelError, match="mass is 1x2"):  # a row is no diagonal
+        m.mode("a", mass=[[1.0, 0.0]], rhs=[x, y])
     with pytest.raises(dh.ModelError, match="once each, without an equation in ode=; got z"):
         m.mode("a", mass=[1.0, 1.0], rhs=[x, y], variables=[x, z])
     with pytest.raises(dh.ModelError, match="got x"):
@@ -728,5 +730,5 @@ def test_a_multiplier_that_cancels_is_refused() -> None:
     y, z = m.differential("y"), m.differential("z")
     c = 2 + y**2
     m.initial(m.mode("run", mass=[[1, 0], [c, 0]], rhs=[z, c * z + y - ca.sin(m.time)]), {y: 0.0})
-    with pytest.raises(dh.FormulationError, match=r"mass equation 1 depend on each other and leave der\(y\), z open"):
+    with pytest.raises(dh.FormulationError, match=r"mass equation 1 is degenerate, which leaves der\(y\), z open"):
         m.build()

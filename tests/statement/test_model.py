@@ -368,7 +368,7 @@ def test_count_of_algebraic_equations() -> None:
     )  # fmt: skip
     build_fails(
         lambda m: m.mode("third", ode={m.y: 1.0}, algebraic=[m.y]),
-        "1 equations (the time derivative of algebraic equation 0)",
+        "1 equation (the time derivative of algebraic equation 0)",
         error=dh.FormulationError,
     )  # fmt: skip
 
