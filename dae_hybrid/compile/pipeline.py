@@ -148,7 +148,7 @@ def build_system(
             own.append(replace(mode, equations=equations))
         return replace(system, modes=tuple(own), graph=connected(tuple(own), functions), compiled=True)
 
-    later = Later(replace(system, note=note), library, _loops(), finish)
+    later = Later(replace(system, note=note), library, begin_loops(), finish)
     return later.current() if later.is_done else replace(system, later=later)
 
 
@@ -160,7 +160,7 @@ def _by_owner(compiled: Mapping[Any, NativeFunction]) -> ByOwner:
     return found
 
 
-def _loops() -> list[Compilation]:
+def begin_loops() -> list[Compilation]:
     """Start compiling the library of the default integrator, which does not depend on the model."""
     from dae_hybrid.interface.registry import BUILT_IN, adapter_class
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dae_hybrid.cancellation import Cancelled
+from dae_hybrid.compile.pipeline import begin_loops
 from dae_hybrid.ensembles.worker import cancellation_of
 from dae_hybrid.errors import DaeHybridError, OptionError, ParameterError
 from dae_hybrid.interface.api import adjoint_gradient, forward_sensitivity, simulate
@@ -56,8 +57,15 @@ def loaded(served: ServedModel) -> LoadedModel:
 
 
 def describe(models: list[ServedModel]) -> list[tuple[dict[str, Any], str | None]]:
-    """Build every model; return its description and its model file."""
-    return [(model.describe(), model.file()) for model in map(loaded, models)]
+    """Build every model; return its description and its model file.
+
+    The loop of the integrator is compiled, too: the time of requests is limited.
+    """
+    loops = begin_loops()
+    found = [(model.describe(), model.file()) for model in map(loaded, models)]
+    for loop in loops:
+        loop.result()
+    return found
 
 
 @contextmanager

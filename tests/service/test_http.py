@@ -262,6 +262,19 @@ def test_a_run_beyond_its_time_is_stopped_and_the_worker_goes_on() -> None:
         assert service.workers()[0].pid == pid
 
 
+def test_a_service_that_is_ready_has_compiled_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the limit of time refuses the first requests on a machine."""
+    monkeypatch.setenv("DAE_HYBRID_CACHE", str(tmp_path))
+    with running("service:decay") as service, web(service) as client:
+        compiled = sorted(tmp_path.rglob("*.so"))
+        assert compiled
+        for action in ("simulate", "forward"):
+            post(client, "decay", action, SPAN)
+        for action in ("gradient", "check"):
+            post(client, "decay", action, {**SPAN, "functional": "end"})
+        assert sorted(tmp_path.rglob("*.so")) == compiled
+
+
 def test_a_run_beyond_its_memory_is_killed_and_replaced() -> None:
     with running("service:chain", max_memory=320_000_000, max_outputs=10**12, max_steps=10**12) as service:
         pid = service.workers()[0].pid

@@ -558,12 +558,12 @@ def test_index_3_is_refused_with_advice(how: str, bad: Blank) -> None:
 @pytest.mark.parametrize(
     ("equations", "message"),
     [
-        (lambda b: {"residual": [b.dy - b.x + b.dx]}, r"1 equations \(residual equation 0\) for 2 .*der\(y\), der"),
+        (lambda b: {"residual": [b.dy - b.x + b.dx]}, r"1 equation \(residual equation 0\) for 2 .*der\(y\), der"),
         (
             lambda b: {"residual": [b.dy - 1, b.dx, b.y - b.t]},
             r"3 equations .*derivative of residual equation 2.*for 2",
         ),
-        (lambda b: {"ode": {b.y: 1, b.x: 0}, "constraint": [b.y - b.t]}, r"1 equations .*constraint equation 0.*for 0"),
+        (lambda b: {"ode": {b.y: 1, b.x: 0}, "constraint": [b.y - b.t]}, r"1 equation .*constraint equation 0.*for 0"),
         (lambda b: {"ode": {b.y: b.z(), b.x: 0}}, r"0 equations \(none\) for 1 .*\(z\)"),
         (lambda b: {"residual": [b.dy - 1, b.dy + b.y], "ode": {b.x: b.z()}}, r"2 equations.*for 2|cannot determine z"),
     ],
