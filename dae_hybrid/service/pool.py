@@ -169,6 +169,7 @@ class Pool:
             if worker.is_running and memory_of(worker) < TIRED * self.memory:
                 self._idle.put_nowait(worker)
             else:
+                LOG.warning(f"a worker is replaced: it {'needs much memory' if worker.is_running else 'has ended'}")
                 task = asyncio.ensure_future(self._replaced(worker))
                 self._replacements.add(task)
                 task.add_done_callback(self._replacements.discard)
@@ -202,6 +203,7 @@ class Pool:
         worker.cancel(token)
         await asyncio.wait({answer}, timeout=0.0 if is_large else CANCEL_SECONDS)
         if not answer.done():
+            LOG.warning(f"a worker is killed, its run does not stop: {reason}")
             worker.kill()
             await asyncio.wait({answer})
         return reason

@@ -228,7 +228,7 @@ def test_nothing_is_lost_and_nothing_grows(service: RunningService, client: http
             refused_or_done(client.post(f"/v1/models/em_hysteresis/{ACTIONS[i % 2]}", json=body))
 
     text = client.get("/metrics").text
-    assert "dae_hybrid_workers_replaced 0.0" in text
+    assert "dae_hybrid_workers_replaced 0.0" in text, service.text()
     assert not [line for line in service.text().splitlines() if "traceback" in line]
     ask(100)
     before = memory()
