@@ -60,11 +60,13 @@ class SegmentLoop:
         self.before = self.session.counts["steps"]
         outcome: SegmentOutcome | None = None
         error: DaeHybridError | None = None
+        if self._runner is None:
+            self.memories[self.mode] = self.session.forward_memory(self.first, self.method)
+        else:
+            self._take_over(self._runner)
         try:
             if self._runner is None:
                 self._begin()
-            else:
-                self._take_over(self._runner)
             with self.memory.model.interruptible():
                 status = self._advance() if self._again is None else self._repeat()
             self.memory.model.raise_pending()
@@ -79,12 +81,11 @@ class SegmentLoop:
 
     def _begin(self) -> None:
         session, loop = self.session, self.loop
-        memory = self.memories[self.mode] = session.forward_memory(self.first, self.method)
         if loop is not None and self.context is not None:
             loop.begin(self.first, self.context, session.options, session.parameters)
-        memory.begin(self.first)
+        self.memory.begin(self.first)
         if loop is not None:
-            loop.enter(self.mode, memory.stepper.run)
+            loop.enter(self.mode, self.memory.stepper.run)
 
     def _take_over(self, runner: NativeForward) -> None:
         if self.context is None:

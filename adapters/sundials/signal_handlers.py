@@ -1,4 +1,4 @@
-"""Exceptions of signal handlers that run when a callback begins, before any `try` in it."""
+"""Exceptions of signal handlers where no `try` of the run catches them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from typing import Any
 def caught(keep: Callable[[Any], bool]) -> Iterator[None]:
     """Run native work that calls back into Python; `keep` returns whether it has taken an exception.
 
-    A handler may run between the call of a callback and its first line, where no `try` catches the exception: ctypes
-    reports it as unraisable and continues. Handlers run on the main thread only.
+    A handler may run between the call of a callback and its first line, or in a finalizer that garbage collection
+    calls. Python reports what it raises there as unraisable and continues. Handlers run on the main thread only.
+    An `Exception` in a finalizer is taken for an error of the finalizer.
     """
-    here = current_thread() is main_thread()
+    if current_thread() is not main_thread():
+        yield
+        return
     report = sys.unraisablehook
 
     def listen(lost: Any) -> None:
-        if "ctypes callback" not in f"{lost.err_msg}" or not keep(lost.exc_value):
+        here = current_thread() is main_thread()
+        of_handler = "ctypes callback" in f"{lost.err_msg}" or not isinstance(lost.exc_value, Exception)
+        if not (here and of_handler and keep(lost.exc_value)):
             report(lost)
 
-    if here:
-        sys.unraisablehook = listen
+    sys.unraisablehook = listen
     try:
         yield
     finally:
-        if here:
-            sys.unraisablehook = report
+        sys.unraisablehook = report

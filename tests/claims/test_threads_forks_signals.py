@@ -26,6 +26,7 @@ from dae_hybrid.adapters.sundials import compiled, driver, interpreted, native_l
 from dae_hybrid.adapters.sundials.native_backward import NativeBackward
 from dae_hybrid.adapters.sundials.native_forward import NativeForward
 from dae_hybrid.adapters.sundials.session import SundialsSession
+from dae_hybrid.adapters.sundials.signal_handlers import caught
 from dae_hybrid.adapters.sundials.sweep import DiscreteAdjoint
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
@@ -422,6 +423,65 @@ def test_no_interrupt_is_lost_between_callbacks(models: Any, monkeypatch: Any) -
         assert interrupt(run, 0.01 + 0.0007 * i) < PROMPT
         assert sys.unraisablehook is hook
     assert not lost
+
+
+class Interrupting:
+    """An object during whose finalizer Ctrl-C arrives."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+@posix
+def test_an_interrupt_in_a_finalizer_ends_the_run(models: Any, monkeypatch: Any) -> None:
+    """Python only reports it; on another thread it remains a report."""
+    lost: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
+    flow, calls = interpreted.EquationCallbacks._flow, [0]
+
+    def collecting(self: Any, t: float, x: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 20:
+            Interrupting()
+        return flow(self, t, x)
+
+    monkeypatch.setattr(interpreted.EquationCallbacks, "_flow", collecting)
+    system = models.oscillator().build(native=False)
+    with pytest.raises(KeyboardInterrupt):
+        dh.simulate(system, (0, 100))
+    assert calls[0] == 20
+    assert not lost
+
+    class Failing:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    def fail_elsewhere() -> None:
+        thread = threading.Thread(target=Failing)
+        thread.start()
+        thread.join()
+
+    with caught(lambda error: pytest.fail(f"kept {error!r}")):
+        fail_elsewhere()
+    assert len(lost) == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError(), dh.UnsupportedError("no memory")])
+def test_what_stops_the_creation_of_a_memory_reaches_the_caller(
+    error: BaseException, models: Any, monkeypatch: Any
+) -> None:
+    system = models.circuit().build(native=False)
+    first = everything(system, "work")
+
+    def stop(*_: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SundialsSession, "forward_memory", stop)
+        with pytest.raises(type(error)) as caught_error:
+            dh.simulate(system, (0, 1))
+    assert caught_error.value is error
+    assert everything(system, "work") == first
 
 
 # -- memories that are used again ----------------------------------------------------------------------------------
