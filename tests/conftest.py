@@ -1,8 +1,13 @@
-"""Options, markers and fixtures of all tests: models, built systems, certified gradients, a comparison of gradients."""
+"""Options, markers and fixtures of all tests: models, built systems, certified gradients, a comparison of gradients.
+
+One rule for what is not installed: a test, or a whole file, that fails because a package of `OPTIONAL` cannot be
+imported is skipped. Tests import what they need, and ask for nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import wraps
 from types import SimpleNamespace
@@ -13,16 +18,28 @@ import pytest
 from models import ball, circuit, counter, decay, em, oscillator, switched
 
 import dae_hybrid as dh
+from dae_hybrid.codegen import compiler
 from dae_hybrid.options import Options
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--python-events` runs the tests with every transition in Python; those of compiled events are left out."""
+    """Options of the tests."""
     parser.addoption("--python-events", action="store_true", help="carry out all transitions in Python")
+    parser.addoption("--no-compiler", action="store_true", help="run as on a machine without a C compiler")
+    parser.addoption("--hide", default="", help="packages, with commas, to take for not installed")
+    parser.addoption("--absent", help="packages, with commas, that may be absent; the lack of others is a failure")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The default of `native_events`, which is the last of all options."""
+    """Set what the options ask for; `native_events` is the last of the library's own options."""
+    if hidden := names(config, "--hide"):
+        sys.meta_path.insert(0, Hidden(hidden))
+        for name in [name for name in sys.modules if name.partition(".")[0] in hidden]:  # by plugins of pytest
+            del sys.modules[name]
+    if config.getoption("--no-compiler"):
+        compiler.find_compiler.cache_clear()
+        compiler.find_compiler = lambda: None  # type: ignore[assignment]
+        compiler._warned.add("No C compiler found")  # warnings are errors
     if config.getoption("--python-events"):
         assert Options.__init__.__defaults__ is not None
         assert [field.name for field in fields(Options)][-1] == "native_events"
@@ -39,6 +56,81 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("native")
             if config.getoption("--python-events"):
                 item.add_marker(skip)
+
+
+# -- packages that are not installed --------------------------------------------------------------------------
+
+#: what tests import beside pytest and the requirements of the library
+OPTIONAL = {
+    "scikits_odes_sundials": "python -m dae_hybrid.adapters.install_scikits_odes",
+    "chromium": "a browser, for the page of the service",
+    **dict.fromkeys(
+        ("SALib", "dask", "diffrax", "distributed", "emcee", "fastapi", "flint", "h5netcdf", "h5py", "httptools",
+         "httpx", "jax", "jsonschema", "libsbml", "matplotlib", "mpi4py", "mpich", "numpyro", "optimagic", "orjson",
+         "pandas", "playwright", "prometheus_client", "psutil", "pyarrow", "pybamm", "pymc", "torch", "umbridge",
+         "uvicorn", "xarray", "zarr"),
+        "an extra of dae-hybrid",
+    ),
+}  # fmt: skip
+
+
+class Hidden:
+    """Finder that knows of packages only that they are not there."""
+
+    def __init__(self, packages: set[str]) -> None:
+        self.packages = packages
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """See `importlib.abc.MetaPathFinder`."""
+        if name.partition(".")[0] in self.packages:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def names(config: pytest.Config, option: str) -> set[str]:
+    """The packages of an option."""
+    return {name for name in (config.getoption(option) or "").split(",") if name}
+
+
+def absent(config: pytest.Config, error: BaseException | None) -> str | None:
+    """Reason to skip what has raised this error: a package that is not installed, and may be absent."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and (package := (error.name or "").partition(".")[0]) in OPTIONAL:
+            tolerated = config.getoption("--absent") is None or package in names(config, "--absent")
+            return f"{package} is not installed: {OPTIONAL[package]}" if tolerated else None
+        error = error.__cause__ or error.__context__
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Skip a file that imports an absent package."""
+    report = yield
+    call = getattr(report, "call", None)
+    if call is not None and call.excinfo is not None and (reason := absent(collector.config, call.excinfo.value)):
+        report.outcome, report.longrepr = "skipped", (str(collector.path), 1, f"Skipped: {reason}")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Skip a test whose fixtures need an absent package."""
+    try:
+        return (yield)
+    except Exception as error:
+        if reason := absent(item.config, error):
+            pytest.skip(reason)
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Skip a test that needs an absent package."""
+    try:
+        return (yield)
+    except Exception as error:
+        if reason := absent(item.config, error):
+            pytest.skip(reason)
+        raise
 
 
 # -- models -----------------------------------------------------------------------------------------
