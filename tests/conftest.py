@@ -6,6 +6,7 @@ imported is skipped. Tests import what they need, and ask for nothing.
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -32,6 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set what the options ask for; `native_events` is the last of the library's own options."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a background job of a shell, which passes it on
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if hidden := names(config, "--hide"):
         sys.meta_path.insert(0, Hidden(hidden))
         for name in [name for name in sys.modules if name.partition(".")[0] in hidden]:  # by plugins of pytest
