@@ -26,6 +26,7 @@ from dae_hybrid.options import Options
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of the tests."""
     parser.addoption("--python-events", action="store_true", help="carry out all transitions in Python")
+    parser.addoption("--as-shipped", action="store_true", help="compile models with the library's own options")
     parser.addoption("--no-compiler", action="store_true", help="run as on a machine without a C compiler")
     parser.addoption("--hide", default="", help="packages, with commas, to take for not installed")
     parser.addoption("--absent", help="packages, with commas, that may be absent; the lack of others is a failure")
@@ -39,6 +40,10 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.meta_path.insert(0, Hidden(hidden))
         for name in [name for name in sys.modules if name.partition(".")[0] in hidden]:  # by plugins of pytest
             del sys.modules[name]
+    if not config.getoption("--as-shipped"):  # most models are run once, and take longer to compile than to run
+        compiler.STRAIGHT = ("-O0", *compiler.STRAIGHT[1:])
+        compiler.SEPARATE = ("-O0", *compiler.SEPARATE[1:])
+        compiler.is_straight = lambda text: "int dh_" not in text  # all but the loops of integrators
     if config.getoption("--no-compiler"):
         compiler.find_compiler.cache_clear()
         compiler.find_compiler = lambda: None  # type: ignore[assignment]
