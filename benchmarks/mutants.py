@@ -47,7 +47,10 @@ def pytest_process(arguments: argparse.Namespace, tree: Path, task: dict[str, An
     environment = os.environ | {"PYTHONPATH": path, "DAE_HYBRID_MUTANTS": str(settings)}
     environment["DAE_HYBRID_CACHE"] = str(arguments.folder.resolve() / "cache")
     sizes = ("-m", "not missing") if arguments.all else ()
-    command = ["pytest", "-p", "mutant_plugin", "-p", "no:cacheprovider", "-q", *sizes, *more, *arguments.only]
+    pytest = str(
+        Path(sys.executable).with_name("pytest")
+    )  # `python -m pytest` would import from the folder of the tests
+    command = [pytest, "-p", "mutant_plugin", "-p", "no:cacheprovider", "-q", *sizes, *more, *arguments.only]
     log = (arguments.folder / f"{task['task']}-{task.get('share', 0)}.log").open("w")
     return subprocess.Popen(command, cwd=arguments.tests, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
@@ -113,7 +116,7 @@ def trace(arguments: argparse.Namespace) -> None:
         ]  # fmt: skip
         task = {"task": "trace", "tree": str(tree), "out": str(arguments.folder.resolve()), "places": places}
         pytest_process(arguments, tree, task | {"marks": marks}, "-n", str(arguments.jobs)).wait()
-    print(f"{len(traced(arguments.folder))} tests")
+    print(f"{len(traced(arguments.folder))} tests; failures are in {arguments.folder}/trace-0.log")
 
 
 def traced(folder: Path) -> dict[str, dict[str, Any]]:
@@ -172,8 +175,8 @@ def judge(arguments: argparse.Namespace) -> None:
                 "limits": {i: 60.0 + 4 * orders[i][1] for i in own},
             }  # fmt: skip
             processes.append(pytest_process(arguments, tree, task))
-        for process in processes:
-            process.wait()
+        if any([process.wait() not in (0, 5) for process in processes]):  # 5: pytest has run no test itself
+            raise SystemExit(f"pytest has failed: see {arguments.folder}/judge-*.log")
     print(table(arguments.folder, None))
 
 

@@ -1,4 +1,4 @@
-"""The compiled loops under AddressSanitizer and UndefinedBehaviorSanitizer: nothing out of bounds, nothing undefined."""
+"""The compiled loops under AddressSanitizer and UndefinedBehaviorSanitizer: no bad access, nothing undefined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""benchmarks/mutants.py: seeded faults are programs, each group has its share, and a fault that is caught is counted."""
+"""benchmarks/mutants.py: seeded faults are programs, each group has its share, and caught faults are counted."""
 
 from __future__ import annotations
 
