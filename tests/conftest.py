@@ -54,9 +54,14 @@ def pytest_configure(config: pytest.Config) -> None:
         Options.__init__.__defaults__ = (*Options.__init__.__defaults__[:-1], False)
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests of compiled events ``native`` and those of the documentation ``docs``, by their place."""
+    """Mark tests of compiled events ``native`` and those of the documentation ``docs``, by their place.
+
+    Of tests that are marked ``covering``, those that add no value of a parameter become a campaign.
+    """
     skip = pytest.mark.skip(reason="tests compiled events")
+    products: dict[Any, list[pytest.Function]] = {}
     for item in items:
         if item.path.parent.name == "documentation":
             item.add_marker("docs")
@@ -64,6 +69,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("native")
             if config.getoption("--python-events"):
                 item.add_marker(skip)
+        if item.get_closest_marker("covering"):
+            assert isinstance(item, pytest.Function)
+            products.setdefault((item.path, item.originalname), []).append(item)
+    for product in products.values():
+        kept = cover([{(name, id(value)) for name, value in item.callspec.params.items()} for item in product])
+        for i, item in enumerate(product):
+            if i not in kept:
+                item.add_marker("campaign")
+
+
+def cover(rows: list[set[Any]]) -> set[int]:
+    """Choose rows that have every element of all; each time the first one that adds the most."""
+    chosen, missing = set(), rows
+    while any(missing):
+        best = max(range(len(rows)), key=lambda i: len(missing[i]))
+        chosen.add(best)
+        missing = [row - missing[best] for row in missing]
+    return chosen
 
 
 # -- packages that are not installed --------------------------------------------------------------------------
