@@ -138,4 +138,5 @@ class Guard:
 
 
 def _too_large(limit: int) -> RequestError:
-    return RequestError(413, f"The body has more than {limit} bytes.", headers={"Connection": "close"})
+    # the connection stays open: to close it while the client sends would reset it, and the answer might be lost
+    return RequestError(413, f"The body has more than {limit} bytes.")
