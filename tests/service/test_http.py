@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ import httpx
 import numpy as np
 import pyarrow as pa
 import pytest
-from service import SLOW, RunningService, running
+from service import SLOW, LocalService, logged, running, serving
 
 import dae_hybrid as dh
 from dae_hybrid.cli import main
 from dae_hybrid.errors import OptionError
 from dae_hybrid.named_models import UsageError
 from dae_hybrid.problems import em_hysteresis, rimless_wheel
+from dae_hybrid.service import pool
 from dae_hybrid.service.models import served_models
 from dae_hybrid.service.settings import Settings
 
@@ -34,19 +35,18 @@ NO_JSON = ('{"rtol": NaN}', '{"rtol": Infinity}', "{", "", "\xff", "[" * 100_000
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[RunningService]:
-    models = ("em_hysteresis", "rimless_wheel", "service:decay", "graze=service:grazing")
-    with running(*models, workers=2) as found:
+def service() -> Iterator[LocalService]:
+    with serving("em_hysteresis", "rimless_wheel", "service:decay", "graze=service:grazing") as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def client(service: RunningService) -> Iterator[httpx.Client]:
+def client(service: LocalService) -> Iterator[httpx.Client]:
     with web(service) as found:
         yield found
 
 
-def web(service: RunningService) -> httpx.Client:
+def web(service: Any) -> httpx.Client:
     """A client of a service."""
     return httpx.Client(base_url=service.url, timeout=60)
 
@@ -224,48 +224,64 @@ def test_addresses_and_methods_that_do_not_exist(client: httpx.Client) -> None:
     assert found.status_code == 415
 
 
-def test_every_answer_has_an_identifier_and_is_logged(client: httpx.Client, service: RunningService) -> None:
-    found = client.get("/v1/models", headers={"X-Request-Id": "abc-123"})
-    assert found.headers["x-request-id"] == "abc-123"
-    other = client.get("/v1/models", headers={"X-Request-Id": "x" * 65}).headers["x-request-id"]
-    assert re.fullmatch(r"[0-9a-f]{32}", other)
-    for _ in range(100):  # written after the answer
-        lines = [json.loads(line) for line in service.text().splitlines(keepends=True) if line.endswith("\n")]
-        if any(line.get("request_id") == other for line in lines):
-            break
-        time.sleep(0.05)
+def test_every_answer_has_an_identifier_and_is_logged(client: httpx.Client) -> None:
+    with logged() as lines:
+        found = client.get("/v1/models", headers={"X-Request-Id": "abc-123"})
+        assert found.headers["x-request-id"] == "abc-123"
+        other = client.get("/v1/models", headers={"X-Request-Id": "x" * 65}).headers["x-request-id"]
+        assert re.fullmatch(r"[0-9a-f]{32}", other)
+        until(lambda: any(line.get("request_id") == other for line in lines))  # written after the answer
     assert [line["status"] for line in lines if line.get("request_id") == other] == [200]
 
 
 def test_probes_and_metrics(client: httpx.Client) -> None:
     assert client.get("/healthz").json() == {"status": "ok"}
-    assert client.get("/readyz").json()["workers"] == 2
+    assert client.get("/readyz").json()["workers"] == 1
     client.get("/nowhere")
     text = client.get("/metrics").text
     assert 'dae_hybrid_requests_total{route="other",status="404"}' in text
-    assert "dae_hybrid_workers_ready 2.0" in text
+    assert "dae_hybrid_workers_ready 1.0" in text
 
 
 # -- limits ----------------------------------------------------------------------------------------------
 
 
-def test_a_run_beyond_its_time_is_stopped_and_the_worker_goes_on() -> None:
-    with running("service:decay", max_seconds=0.5, max_steps=10**12) as service:
-        pid = service.workers()[0].pid
-        with web(service) as client:
-            begin = time.monotonic()
-            problem = post(client, "decay", "simulate", SLOW, 422)
-            assert problem["kind"] == "LimitError"
-            assert "more than 0.5 s" in problem["detail"]
-            assert time.monotonic() - begin < 5
-            assert post(client, "decay", "simulate", SPAN)["t_end"] == 1.0
-        assert service.workers()[0].pid == pid
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@contextmanager
+def asking(service: LocalService, body: Any) -> Iterator[socket.socket]:
+    """A connection on which a run of `decay` is asked for, and whose answer is not waited for."""
+    content = json.dumps(body).encode()
+    with socket.create_connection(("127.0.0.1", service.port), timeout=30) as connection:
+        head = b"POST /v1/models/decay/simulate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(content) + content)
+        yield connection
+
+
+def test_a_run_beyond_its_time_is_stopped_and_the_worker_goes_on(
+    service: LocalService, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.change(monkeypatch, max_seconds=0.5, max_steps=10**12)
+    pid = service.workers()[0].pid
+    begin = time.monotonic()
+    problem = post(client, "decay", "simulate", SLOW, 422)
+    assert problem["kind"] == "LimitError"
+    assert "more than 0.5 s" in problem["detail"]
+    assert time.monotonic() - begin < 5
+    assert post(client, "decay", "simulate", SPAN)["t_end"] == 1.0
+    assert service.workers()[0].pid == pid
 
 
 def test_a_service_that_is_ready_has_compiled_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the limit of time refuses the first requests on a machine."""
     monkeypatch.setenv("DAE_HYBRID_CACHE", str(tmp_path))
-    with running("service:decay") as service, web(service) as client:
+    with serving("service:decay") as service, web(service) as client:
         compiled = sorted(tmp_path.rglob("*.so"))
         assert compiled
         for action in ("simulate", "forward"):
@@ -275,6 +291,7 @@ def test_a_service_that_is_ready_has_compiled_all(tmp_path: Path, monkeypatch: p
         assert sorted(tmp_path.rglob("*.so")) == compiled
 
 
+@pytest.mark.operation
 def test_a_run_beyond_its_memory_is_killed_and_replaced() -> None:
     with running("service:chain", max_memory=320_000_000, max_outputs=10**12, max_steps=10**12) as service:
         pid = service.workers()[0].pid
@@ -286,91 +303,139 @@ def test_a_run_beyond_its_memory_is_killed_and_replaced() -> None:
         assert service.workers()[0].pid != pid
 
 
-def test_a_killed_worker_is_replaced() -> None:
-    with (
-        running("service:decay", max_steps=10**12) as service,
-        httpx.Client(base_url=service.url, timeout=60) as client,
-    ):
-        with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(post, client, "decay", "simulate", SLOW, 500)
-            while not busy(client):
-                time.sleep(0.02)
-            os.kill(service.workers()[0].pid, signal.SIGKILL)
-            problem = answer.result(30)
-        assert problem["kind"] == "WorkerLostError"
-        assert "SIGKILL" in problem["detail"]
-        assert post(client, "decay", "simulate", SPAN)["t_end"] == 1.0
+def test_a_worker_that_has_too_much_memory_is_killed_and_replaced(
+    service: LocalService, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = service.workers()[0].pid
+    monkeypatch.setattr(pool, "memory_of", lambda worker: 320_000_001 if worker.pid == large else 100_000_000)
+    service.change(monkeypatch, max_memory=320_000_000, max_steps=10**12)
+    problem = post(client, "decay", "simulate", SLOW, 422)
+    assert problem["kind"] == "LimitError"
+    assert "320 MB" in problem["detail"]
+    assert post(client, "decay", "simulate", SPAN)["t_end"] == 1.0
+    assert service.workers()[0].pid != large
 
 
-def busy(client: httpx.Client) -> bool:
-    """Whether a worker carries out a request."""
-    return "dae_hybrid_requests_running 1.0" in client.get("/metrics").text
+def test_a_killed_worker_is_replaced(
+    service: LocalService, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.change(monkeypatch, max_steps=10**12)
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(post, client, "decay", "simulate", SLOW, 500)
+        until(lambda: service.service.pool.running)
+        service.workers()[0].send_signal(signal.SIGKILL)
+        problem = answer.result(30)
+    assert problem["kind"] == "WorkerLostError"
+    assert "SIGKILL" in problem["detail"]
+    assert post(client, "decay", "simulate", SPAN)["t_end"] == 1.0
 
 
-def test_requests_beyond_the_queue_are_refused() -> None:
-    with running("service:decay", queue=1, max_seconds=2, max_steps=10**12) as service:
-
-        def ask(_: int) -> tuple[int, str]:
-            found = httpx.post(f"{service.url}/v1/models/decay/simulate", json=SLOW, timeout=60)
-            return found.status_code, found.headers.get("retry-after", "")
-
-        with ThreadPoolExecutor(6) as pool:
-            found = sorted(pool.map(ask, range(6)))
-        assert [status for status, _ in found] == [422, 422, 503, 503, 503, 503]
-        assert all(int(after) >= 1 for status, after in found if status == 503)
-        assert "Warning" not in service.text()
-
-
-def test_a_client_that_leaves_frees_its_worker() -> None:
-    with (
-        running("service:decay", max_steps=10**12) as service,
-        httpx.Client(base_url=service.url, timeout=30) as client,
-    ):
-        pid = service.workers()[0].pid
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{service.url}/v1/models/decay/simulate", json=SLOW, timeout=0.5)
-        begin = time.monotonic()
-        assert post(client, "decay", "simulate", SPAN)["t_end"] == 1.0
-        assert time.monotonic() - begin < 3
-        assert service.workers()[0].pid == pid
+def test_requests_beyond_the_queue_are_refused(
+    service: LocalService, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.change(monkeypatch, queue=1, max_steps=10**12)
+    with ThreadPoolExecutor(1) as threads:
+        with asking(service, SLOW):
+            until(lambda: service.service.pool.running == 1)
+            waiting = threads.submit(post, client, "decay", "simulate", SPAN)
+            until(lambda: service.service.pool.waiting == 1)
+            for _ in range(4):
+                refused = client.post("/v1/models/decay/simulate", json=SPAN)
+                assert refused.status_code == 503
+                assert int(refused.headers["retry-after"]) >= 1
+        assert waiting.result(30)["t_end"] == 1.0
 
 
-def test_large_bodies_and_slow_clients() -> None:
-    with running("service:decay", max_body=1000, receive_seconds=1) as service:
-        found = httpx.post(f"{service.url}/v1/models/decay/simulate", json={"t_eval": [0.0] * 1000})
-        assert found.status_code == 413
-        chunks = (b"[0.0," for _ in range(1000))  # of unknown length
-        assert httpx.post(f"{service.url}/v1/models/decay/simulate", content=chunks, headers=AS_JSON).status_code == 413
-        port = int(service.url.rpartition(":")[2])
-        head = b"POST /v1/models/decay/simulate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        for text in (b"", b"GET /", head, head + b"Content-Length: 10\r\n\r\n{"):
-            with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-                connection.sendall(text)
-                begin = time.monotonic()
-                try:
-                    received = connection.recv(1000)
-                except ConnectionResetError:
-                    received = b""
-                assert time.monotonic() - begin < 5
-                assert b" 408 " in received if text.endswith(b"{") else received == b""
-        assert httpx.get(f"{service.url}/healthz").status_code == 200
+def test_a_client_that_leaves_frees_its_worker(
+    service: LocalService, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.change(monkeypatch, max_steps=10**12)
+    pid = service.workers()[0].pid
+    with asking(service, SLOW):
+        until(lambda: service.service.pool.running)
+    begin = time.monotonic()
+    assert post(client, "decay", "simulate", SPAN)["t_end"] == 1.0
+    assert time.monotonic() - begin < 3
+    assert service.workers()[0].pid == pid
 
 
+def test_large_bodies_and_slow_clients(
+    service: LocalService, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.change(monkeypatch, max_body=1000)
+    assert client.post("/v1/models/decay/simulate", json={"t_eval": [0.0] * 1000}).status_code == 413
+    chunks = (b"[0.0," for _ in range(1000))  # of unknown length
+    assert client.post("/v1/models/decay/simulate", content=chunks, headers=AS_JSON).status_code == 413
+    service.change(monkeypatch, receive_seconds=0.5)
+    head = b"POST /v1/models/decay/simulate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    for text in (b"", b"GET /", head, head + b"Content-Length: 10\r\n\r\n{"):
+        with socket.create_connection(("127.0.0.1", service.port), timeout=10) as connection:
+            connection.sendall(text)
+            begin = time.monotonic()
+            try:
+                received = connection.recv(1000)
+            except ConnectionResetError:
+                received = b""
+            assert time.monotonic() - begin < 5
+            assert b" 408 " in received if text.endswith(b"{") else received == b""
+    service.change(monkeypatch, receive_seconds=20.0)
+    assert client.get("/healthz").status_code == 200
+
+
+def test_a_client_that_sends_a_large_body_receives_its_refusal(
+    service: LocalService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To close a connection while its client sends would reset it, with the answer."""
+    service.change(monkeypatch, max_body=1000)
+    with socket.create_connection(("127.0.0.1", service.port), timeout=30) as connection:
+        connection.sendall(b"POST /Evaluate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
+        assert b" 413 " in connection.recv(1000)
+        connection.sendall(b"x" * 1_000_000 + b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        received = b""
+        while b'{"status":"ok"}' not in received:
+            some = connection.recv(1000)
+            assert some, "the connection is closed"
+            received += some
+
+
+def test_a_client_that_sends_a_large_body_for_ever_is_left(
+    service: LocalService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.change(monkeypatch, max_body=1000, receive_seconds=0.5)
+    with socket.create_connection(("127.0.0.1", service.port), timeout=30) as connection:
+        connection.sendall(b"POST /Evaluate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000000\r\n\r\n")
+        assert b" 413 " in connection.recv(1000)
+        with pytest.raises(ConnectionError):
+            send_for(20.0, connection)
+
+
+def send_for(seconds: float, connection: socket.socket) -> None:
+    """Send a little at a time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        connection.sendall(b"x" * 1000)
+        time.sleep(0.01)
+
+
+@pytest.mark.operation
 def test_running_requests_are_finished_before_the_end() -> None:
-    with running("service:decay", max_steps=10**12) as service, ThreadPoolExecutor(1) as pool, web(service) as client:
+    with (
+        running("service:decay", max_steps=10**12) as service,
+        ThreadPoolExecutor(1) as threads,
+        web(service) as client,
+    ):
         body = {"t_span": [0, 1], "max_step": 2e-7, "max_steps": 10**12, "points": 2}
-        answer = pool.submit(post, client, "decay", "simulate", body)
-        while not busy(client):
-            time.sleep(0.01)
+        answer = threads.submit(post, client, "decay", "simulate", body)
+        until(lambda: "dae_hybrid_requests_running 1.0" in client.get("/metrics").text)
         assert service.stop() == 0
         assert answer.result(30)["t_end"] == 1.0
 
 
-def test_events_count_as_outputs() -> None:
-    with running("em_hysteresis", max_outputs=300) as service, web(service) as client:
-        problem = post(client, "em_hysteresis", "simulate", {"points": 2}, 422)
-        assert "300 are allowed" in problem["detail"]
-        assert post(client, "em_hysteresis", "simulate", {"points": 2, "t_span": [0, 1]})["n_events"] == 2
+def test_events_count_as_outputs(service: LocalService, client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    service.change(monkeypatch, max_outputs=300)
+    problem = post(client, "em_hysteresis", "simulate", {"points": 2}, 422)
+    assert "300 are allowed" in problem["detail"]
+    assert post(client, "em_hysteresis", "simulate", {"points": 2, "t_span": [0, 1]})["n_events"] == 2
 
 
 def test_warnings_reach_every_representation(client: httpx.Client) -> None:
@@ -385,17 +450,19 @@ def test_warnings_reach_every_representation(client: httpx.Client) -> None:
 # -- safety ----------------------------------------------------------------------------------------------
 
 
-def test_a_token_is_required_where_one_is_set() -> None:
+def test_a_token_is_required_where_one_is_set(
+    service: LocalService, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     token = "correct-horse-battery"
-    with running("service:decay", token=token) as service, web(service) as client:
-        assert client.get("/healthz").status_code == 200
-        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": token}, {"Authorization": "Bearer é"}):
-            encoded = [(name, value.encode()) for name, value in headers.items()]
-            found = client.get("/v1/models", headers=encoded)
-            assert found.status_code == 401
-            assert found.headers["www-authenticate"] == "Bearer"
-        assert client.get("/v1/models", headers={"Authorization": f"bearer {token}"}).status_code == 200
-        assert client.get("/metrics").status_code == 401
+    service.change(monkeypatch, token=token)
+    assert client.get("/healthz").status_code == 200
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": token}, {"Authorization": "Bearer é"}):
+        encoded = [(name, value.encode()) for name, value in headers.items()]
+        found = client.get("/v1/models", headers=encoded)
+        assert found.status_code == 401
+        assert found.headers["www-authenticate"] == "Bearer"
+    assert client.get("/v1/models", headers={"Authorization": f"bearer {token}"}).status_code == 200
+    assert client.get("/metrics").status_code == 401
     with pytest.raises(OptionError, match="can be reached by other machines"):
         Settings(host="0.0.0.0")
     for wrong, words in (
@@ -431,8 +498,8 @@ def test_other_hosts_and_other_sites_are_refused(client: httpx.Client) -> None:
             1,
             "cannot listen on nowhere.invalid",
         ),
-        (["em_hysteresis", "--port", "0", "--store", "TOKEN"], 1, "TOKEN"),
-        (["service:fails", "--port", "0"], 1, "breaks at build"),
+        (["service:decay", "--port", "0", "--workers", "1", "--store", "TOKEN"], 1, "TOKEN"),
+        (["service:fails", "--port", "0", "--workers", "1"], 1, "breaks at build"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -12,12 +12,11 @@ import httpx
 import jsonschema
 import numpy as np
 import pytest
-from service import RunningService, decay, running
+import umbridge
+from service import LocalService, decay, logged, serving
 
 import dae_hybrid as dh
 from dae_hybrid.problems import em_hysteresis
-
-umbridge = pytest.importorskip("umbridge")
 
 OPTIONS = {"rtol": 1e-9, "atol": 1e-12}
 CONFIG = {"parameters": ["kb", "ka"], "functional": "G", **OPTIONS}
@@ -38,23 +37,25 @@ ERROR = {
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[RunningService]:
-    with running("em_hysteresis", "service:decay", "graze=service:grazing", workers=1) as found:
-        yield found
+def service() -> Iterator[LocalService]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).resolve().parents[2] / "examples")
+        with serving("em_hysteresis", "service:decay", "graze=service:grazing", "ball_posterior:ball") as found:
+            yield found
 
 
 @pytest.fixture(scope="module")
-def em(service: RunningService) -> Any:
+def em(service: LocalService) -> Any:
     return umbridge.HTTPModel(service.url, "em_hysteresis")
 
 
 @pytest.fixture(scope="module")
-def rate(service: RunningService) -> Any:
+def rate(service: LocalService) -> Any:
     return umbridge.HTTPModel(service.url, "decay")
 
 
-def test_the_models_and_their_sizes(service: RunningService, em: Any, rate: Any) -> None:
-    assert umbridge.supported_models(service.url) == ["em_hysteresis", "decay", "graze"]
+def test_the_models_and_their_sizes(service: LocalService, em: Any, rate: Any) -> None:
+    assert umbridge.supported_models(service.url) == ["em_hysteresis", "decay", "graze", "ball"]
     assert em.supports_evaluate()
     assert em.supports_gradient()
     assert em.supports_apply_jacobian()
@@ -160,19 +161,19 @@ def test_a_failed_run_is_an_exception_or_nan(rate: Any) -> None:
         rate([[1.0]], config)
 
 
-def test_a_refused_derivative_is_an_exception(service: RunningService) -> None:
+def test_a_refused_derivative_is_an_exception(service: LocalService) -> None:
     model, config = umbridge.HTTPModel(service.url, "graze"), {"t_span": [0, 2]}
     assert model([[0.5]], config) == [[0.0]]
     with pytest.raises(Exception, match="GrazingError"):
         model.gradient(0, 0, [[1.0]], [1.0], config)
 
 
-def post(service: RunningService, action: str, content: Any, **headers: str) -> httpx.Response:
+def post(service: LocalService, action: str, content: Any, **headers: str) -> httpx.Response:
     text = content if isinstance(content, str) else json.dumps(content)
     return httpx.post(f"{service.url}/{action}", content=text, headers=headers, timeout=60)
 
 
-def test_answers_have_the_form_of_the_protocol(service: RunningService) -> None:
+def test_answers_have_the_form_of_the_protocol(service: LocalService) -> None:
     assert httpx.get(f"{service.url}/Info").json()["protocolVersion"] == 1.0
     body = {"name": "decay", "config": DECAY, "input": [[0.7, 2]], "inWrt": 0, "outWrt": 0}
     found = post(service, "Evaluate", {key: body[key] for key in ("name", "config", "input")})
@@ -193,44 +194,48 @@ def test_answers_have_the_form_of_the_protocol(service: RunningService) -> None:
 
 
 @pytest.mark.parametrize("action", ["ModelInfo", "InputSizes", "OutputSizes", "Evaluate", "Gradient", "ApplyJacobian"])
-def test_errors_have_the_form_of_the_protocol(service: RunningService, action: str) -> None:
+def test_errors_have_the_form_of_the_protocol(service: LocalService, action: str) -> None:
     found = post(service, action, {"name": "wrong"})
     assert (found.status_code, found.json()["error"]["type"]) == (400, "ModelNotFound")
     for content in ("", "{", "[]", '{"name": 1}', '{"name": NaN}', "[" * 100_000):
         found = post(service, action, content)
         assert (found.status_code, found.json()["error"]["type"]) == (400, "InvalidInput")
         jsonschema.validate(found.json(), ERROR)
-    jsonschema.validate(post(service, action, "x" * 5_000_000).json(), ERROR)  # refused before the route
+    found = post(service, action, "x" * 5_000_000)  # refused before the route
+    assert (found.status_code, found.json()["error"]["type"]) == (413, "RequestError")
+    jsonschema.validate(found.json(), ERROR)
     jsonschema.validate(httpx.delete(f"{service.url}/{action}").json(), ERROR)
     assert post(service, action, {"name": "decay"}, origin="http://elsewhere").status_code == 415
 
 
-def test_a_token_is_required_by_the_protocol_too() -> None:
-    with running("service:decay", token="0123456789abcdef") as service:
-        found = httpx.get(f"{service.url}/Info")
-        assert found.status_code == 401
-        jsonschema.validate(found.json(), ERROR)
-        known = httpx.get(f"{service.url}/Info", headers={"Authorization": "Bearer 0123456789abcdef"})
-        assert known.json()["models"] == ["decay"]
+def test_a_token_is_required_by_the_protocol_too(service: LocalService, monkeypatch: pytest.MonkeyPatch) -> None:
+    service.change(monkeypatch, token="0123456789abcdef")
+    found = httpx.get(f"{service.url}/Info")
+    assert found.status_code == 401
+    jsonschema.validate(found.json(), ERROR)
+    known = httpx.get(f"{service.url}/Info", headers={"Authorization": "Bearer 0123456789abcdef"})
+    assert known.json()["models"] == ["em_hysteresis", "decay", "graze", "ball"]
 
 
-def test_a_run_beyond_the_limit_of_time_is_an_exception_and_the_next_request_succeeds() -> None:
-    with running("service:decay", workers=1, max_seconds=1.0, max_steps=10**12) as service:
-        model, slow = umbridge.HTTPModel(service.url, "decay"), {**DECAY, "max_step": 1e-9, "on_failure": "nan"}
-        for call in (lambda: model([[1.0, 2.0]], slow), lambda: model.gradient(0, 0, [[1.0, 2.0]], [1.0, 0.0], slow)):
-            with pytest.raises(Exception, match=r"LimitError: The request takes more than 1 s"):
-                call()
-        assert model([[1.0, 2.0]], DECAY)[0][0] == pytest.approx(2 * math.exp(-1), rel=1e-8)
+def test_a_run_beyond_the_limit_of_time_is_an_exception_and_the_next_request_succeeds(
+    service: LocalService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.change(monkeypatch, max_seconds=0.25, max_steps=10**12)
+    model, slow = umbridge.HTTPModel(service.url, "decay"), {**DECAY, "max_step": 1e-9, "on_failure": "nan"}
+    for call in (lambda: model([[1.0, 2.0]], slow), lambda: model.gradient(0, 0, [[1.0, 2.0]], [1.0, 0.0], slow)):
+        with pytest.raises(Exception, match=r"LimitError: The request takes more than 0\.25 s"):
+            call()
+    service.change(monkeypatch, max_seconds=30.0)
+    assert model([[1.0, 2.0]], DECAY)[0][0] == pytest.approx(2 * math.exp(-1), rel=1e-8)
 
 
-def test_a_one_sided_derivative_is_noted_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2] / "examples"))
+def test_a_one_sided_derivative_is_noted_in_the_log(service: LocalService) -> None:
     h = 9.81 * 0.6**2 / 2 * (1 + 1e-9)  # the first bounce is at the first output
     config = {"t_span": [0, 1.5], "outputs": {"variables": ["y"], "t_eval": [0.6, 1.5]}, "rtol": 1e-7, "atol": 1e-10}
-    with running("ball_posterior:ball") as service:
-        model = umbridge.HTTPModel(service.url, "ball")
+    model = umbridge.HTTPModel(service.url, "ball")
+    with logged() as lines:
         model.gradient(0, 0, [[h, 0.8]], [1.0, 1.0], config)
-        assert "one-sided" in service.text()
+    assert any("one-sided" in line["message"] for line in lines)
 
 
 def test_the_model_of_these_tests_is_that_of_the_service(rate: Any) -> None:

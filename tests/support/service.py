@@ -1,22 +1,33 @@
-"""A running service, and models for it: ``with running("em_hysteresis") as service: httpx.get(service.url)``."""
+"""A running service, and models for it: ``with running("em_hysteresis") as service: httpx.get(service.url)``.
+
+`running` starts a process of its own, `serving` a thread of this process, where tests change settings as they like.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
+import socket
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import PIPE, Popen, TimeoutExpired
 from tempfile import TemporaryFile
-from typing import Any, NamedTuple
+from threading import Thread
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx
 import psutil
 
 import dae_hybrid as dh
+
+if TYPE_CHECKING:
+    import pytest
+
+    from dae_hybrid.service.app import Service
 
 #: port 0 lets the system choose
 CODE = """
@@ -73,8 +84,6 @@ def running(*models: str, **settings: Any) -> Iterator[RunningService]:
 
 
 def _address(process: Popen[bytes], log: Any) -> str:
-    import time
-
     end = time.monotonic() + 120
     while time.monotonic() < end:
         log.seek(0)
@@ -86,6 +95,151 @@ def _address(process: Popen[bytes], log: Any) -> str:
             raise RuntimeError(f"The service has ended: {text}")
         time.sleep(0.05)
     raise TimeoutError(text)
+
+
+# -- in this process -------------------------------------------------------------------------------------
+
+
+class LocalService(NamedTuple):
+    """A service in a thread of this process, with worker processes."""
+
+    url: str
+    app: Any
+
+    @property
+    def service(self) -> Service:
+        """What its routes share."""
+        found: Service = self.app.state.service
+        return found
+
+    @property
+    def port(self) -> int:
+        """The port at which it listens."""
+        return int(self.url.rpartition(":")[2])
+
+    def workers(self) -> list[psutil.Process]:
+        """The worker processes of requests."""
+        return [psutil.Process(worker.pid) for worker in self.service.pool._workers if worker.pid is not None]
+
+    def change(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        """Change settings until the end of a test."""
+        from dae_hybrid.service.evaluation import Limits
+
+        own = self.service
+        for name, value in settings.items():
+            monkeypatch.setattr(own.settings, name, value)
+        for name, setting in (("seconds", "max_seconds"), ("memory", "max_memory"), ("queue", "queue")):
+            monkeypatch.setattr(own.pool, name, getattr(own.settings, setting))
+        monkeypatch.setattr(own, "limits", Limits(own.settings.max_outputs, own.settings.max_steps))
+
+
+@contextmanager
+def serving(*models: str, **settings: Any) -> Iterator[LocalService]:
+    """Serve on a free port of this machine, from a thread of this process."""
+    import uvicorn
+
+    from dae_hybrid.service import server
+    from dae_hybrid.service.app import create_app
+    from dae_hybrid.service.models import served_models
+    from dae_hybrid.service.settings import Settings
+
+    class Changeable(Settings):
+        __setattr__ = object.__setattr__
+        __delattr__ = object.__delattr__
+
+    own = Changeable(**{"port": 0, "workers": 1, **settings})
+    app = create_app(own, served_models(models))
+    config = uvicorn.Config(
+        app, http=server._protocol(own), ws="none", lifespan="on", log_config=None, access_log=False,
+        server_header=False, timeout_graceful_shutdown=round(own.grace_seconds),
+    )  # fmt: skip
+    with socket.create_server((own.host, own.port), backlog=own.max_connections) as listening:
+        uvicorn_server = server._Server(config)
+        thread = Thread(target=uvicorn_server.run, args=([listening],))
+        thread.start()
+        while not uvicorn_server.started:
+            assert thread.is_alive(), "the service has ended"
+            time.sleep(0.01)
+        try:
+            yield LocalService(f"http://{own.host}:{listening.getsockname()[1]}", app)
+        finally:
+            uvicorn_server.should_exit = True
+            thread.join()
+
+
+@contextmanager
+def logged() -> Iterator[list[dict[str, Any]]]:
+    """Lines of the log of services in this process."""
+    import json
+    import logging
+
+    from dae_hybrid.service.log import LOG, JsonFormatter
+
+    found: list[dict[str, Any]] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(json.loads(self.format(record)))
+
+    handler, level = Keep(), LOG.level
+    handler.setFormatter(JsonFormatter())
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.INFO)
+    try:
+        yield found
+    finally:
+        LOG.setLevel(level)
+        LOG.removeHandler(handler)
+
+
+def jobs_in_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Carry out jobs in threads of this process, whose start costs nothing, instead of worker processes.
+
+    Returns a function that sets the number of chunks of an ensemble after which chunks wait for their cancellation.
+    """
+    from dae_hybrid.ensembles import worker
+    from dae_hybrid.ensembles.workers import ThreadWorkers, open_workers
+
+    most = float("inf")
+
+    class Threads(ThreadWorkers):
+        n_chunks = 0
+
+        def submit(self, work: Any, recipe: Any, *arguments: Any) -> Any:
+            return self._pool.submit(self._run, work, recipe, *arguments)
+
+        def _run(self, work: Any, *arguments: Any) -> Any:
+            if work is worker.run_chunk:
+                self.n_chunks += 1
+                while self.n_chunks > most and not worker.cancellation_of(arguments[-1]).is_cancelled:
+                    time.sleep(0.005)
+            return work(*arguments)
+
+    class Here:
+        is_running, pid = True, None
+
+        def run(self, work: Any, *arguments: Any) -> Any:
+            return work(*arguments)
+
+        def cancel(self, token: str) -> None:
+            worker.cancel(token)
+
+        def kill(self) -> None:
+            """Do nothing."""
+
+    def opened(executor: Any, workers: int | None, folder: Path | None) -> Any:
+        return Threads(workers or 1) if executor == "processes" else open_workers(executor, workers, folder)
+
+    def hold(after: float) -> None:
+        nonlocal most
+        most = after
+
+    monkeypatch.setattr("dae_hybrid.ensembles.ensemble.open_workers", opened)
+    monkeypatch.setattr("dae_hybrid.service.job_runs.WorkerProcess", Here)
+    return hold
+
+
+# -- models ----------------------------------------------------------------------------------------------
 
 
 def decay() -> dh.HybridModel:
