@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests of compiled events ``native`` and those of the documentation ``docs``, by their place.
 
-    Of tests that are marked ``covering``, those that add no value of a parameter become a campaign.
+    Of tests that are marked ``covering``, those that add no value of a parameter become a campaign, or what it says.
     """
     skip = pytest.mark.skip(reason="tests compiled events")
     products: dict[Any, list[pytest.Function]] = {}
@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = cover([{(name, id(value)) for name, value in item.callspec.params.items()} for item in product])
         for i, item in enumerate(product):
             if i not in kept:
-                item.add_marker("campaign")
+                item.add_marker(*(item.get_closest_marker("covering").args or ("campaign",)))
 
 
 def cover(rows: list[set[Any]]) -> set[int]:

@@ -24,16 +24,52 @@ from dae_hybrid.codegen import cache
 from dae_hybrid.codegen import compiler as cc
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
+at_length = pytest.mark.operation
 posix = pytest.mark.skipif(os.name != "posix", reason="owners, permissions and signals of POSIX")
 
 
+#: a compiler that compiles nothing twice, whatever the cache says: libraries by what they are made of
+STORING = """#!/bin/sh
+out= texts= options=
+for argument in "$@"; do
+    case $argument in
+        --version) exec {real} --version ;;
+        *.so) out=$argument ;;
+        *.c) texts="$texts $argument" ;;
+        -DNOTHING=*) ;;
+        *) options="$options $argument" ;;
+    esac
+done
+kept={store}/$({{ echo "$options"; cat $texts; }} | sha256sum | cut -c1-40).so
+if [ ! -f "$kept" ]; then
+    {real} "$@" || exit
+    cp "$out" "$kept.$$" && mv "$kept.$$" "$kept"
+else
+    exec cp "$kept" "$out"
+fi
+"""
+
+
+@pytest.fixture(scope="module")
+def storing(tmp_path_factory: Any) -> str | None:
+    """Command of the compiler that keeps what it has made; None without a compiler, or a shell."""
+    real = cc.find_compiler()
+    if real is None or os.name != "posix":
+        return None
+    store = tmp_path_factory.mktemp("made")
+    script = store / "cc"
+    script.write_text(STORING.format(real=shlex.join(real), store=store))
+    script.chmod(0o700)
+    return str(script)
+
+
 @pytest.fixture
-def fresh(monkeypatch: Any, tmp_path: Path) -> Iterator[Path]:
+def fresh(monkeypatch: Any, tmp_path: Path, storing: str | None) -> Iterator[Path]:
     """An empty cache of compiled models and no memory of compilers, libraries or warnings."""
     directory = tmp_path / "cache"
     monkeypatch.setenv("DAE_HYBRID_CACHE", str(directory))
-    for flags in ("FLAGS", "STRAIGHT"):
-        monkeypatch.setattr(cc, flags, ("-O0", *cc.FLAGS[1:]))  # sooner done
+    if storing is not None:
+        monkeypatch.setenv("CC", storing)
     forget()
     yield directory
     forget()
@@ -145,17 +181,18 @@ def test_a_compiler_command_that_cannot_be_run(command: str, fresh: Path, models
 
 
 def test_a_blank_compiler_command_is_none_at_all(fresh: Path, models: Any, monkeypatch: Any) -> None:
+    monkeypatch.delenv("CC")
+    cc.find_compiler.cache_clear()
     found = cc.find_compiler()
     monkeypatch.setenv("CC", "  ")
     cc.find_compiler.cache_clear()
     assert cc.find_compiler() == found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("what", ["_machine", "FLAGS"])
 def test_what_is_compiled_anew(what: str, fresh: Path, models: Any, monkeypatch: Any) -> None:
     assert compiled_again(models, monkeypatch) == 2
-    monkeypatch.setattr(cc, what, (lambda: "another") if what == "_machine" else (*cc.FLAGS, "-O1"))
+    monkeypatch.setattr(cc, what, (lambda: "another") if what == "_machine" else (*cc.FLAGS, "-DNOTHING=1"))
     assert compiled_again(models, monkeypatch) == 2
 
 
@@ -315,9 +352,8 @@ exec(compile(open(__file__.replace("limited", "build")).read(), "build", "exec")
 """
 
 
-@pytest.mark.slow
 @posix
-@pytest.mark.parametrize("limit", [0, 8192, 20_000])
+@pytest.mark.parametrize("limit", [pytest.param(0, marks=at_length), 8192, pytest.param(20_000, marks=at_length)])
 def test_files_that_cannot_grow(limit: int, fresh: Path, right: str) -> None:
     """The size of every file is limited, as on a full disk: of what the compiler writes, and of what is kept."""
     script = fresh.parent / "limited.py"
@@ -330,9 +366,10 @@ def test_files_that_cannot_grow(limit: int, fresh: Path, right: str) -> None:
     assert run(build, fresh).stdout == right
 
 
-@pytest.mark.slow
 @posix
-@pytest.mark.parametrize("home", ["unset", "empty", "missing", "a file", "read-only"])
+@pytest.mark.parametrize(
+    "home", ["a file", *(pytest.param(home, marks=at_length) for home in ("unset", "empty", "missing", "read-only"))]
+)
 def test_homes(home: str, fresh: Path, tmp_path: Path, right: str) -> None:
     script = write_script(fresh)
     place = tmp_path / "home"
@@ -472,7 +509,6 @@ def test_a_sound_entry_that_does_not_load(fresh: Path, models: Any, monkeypatch:
     assert compiled_again(models, monkeypatch) == 2
 
 
-@pytest.mark.slow
 def test_damage_to_an_entry_in_use(fresh: Path, right: str) -> None:
     """A process runs on when the entry is cut off under its feet: it has mapped a copy."""
     script = fresh.parent / "in_use.py"
@@ -608,7 +644,7 @@ def test_a_folder_of_the_cache_that_others_can_write(mode: int, fresh: Path, mod
     assert not contents(fresh)
 
 
-@pytest.mark.slow
+@at_length
 def test_processes_that_sweep_at_once(fresh: Path, right: str) -> None:
     """Beside files of the user's, and of processes that are still at work."""
     fresh.mkdir(mode=0o700)
@@ -643,7 +679,7 @@ sys.stdout.write(dh.simulate(m.build(), (0, 1)).functionals["G"].hex())
 
 @pytest.fixture(scope="module")
 def right(tmp_path_factory: Any) -> str:
-    """Output of BUILD without interference."""
+    """Output of BUILD without interference, by the compiler of this machine."""
     folder = tmp_path_factory.mktemp("right")
     return str(run(write_script(folder / "cache"), folder / "cache").stdout)
 
@@ -675,7 +711,6 @@ def run(
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-@pytest.mark.slow
 def test_processes_that_build_at_once(fresh: Path) -> None:
     script = write_script(fresh)
     processes = [start(script, fresh) for _ in range(4)]
@@ -697,7 +732,8 @@ SLOW = 'echo $$ >> "{0}"; [ $(wc -l < "{0}") != {1} ] || sleep 60; $real'
 
 
 @posix
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=str)
+@pytest.mark.covering("operation")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=at_length)], ids=str)
 @pytest.mark.parametrize("library", [1, 2], ids=["model", "driver"])
 def test_a_build_that_is_ended(how: int, library: int, fresh: Path, compiler: Any, right: str, tmp_path: Path) -> None:
     """While the compiler is at work."""
@@ -719,7 +755,7 @@ def test_a_build_that_is_ended(how: int, library: int, fresh: Path, compiler: An
     assert sum(path.suffix == ".so" for path in contents(fresh)) == 2
 
 
-@pytest.mark.slow
+@at_length
 @posix
 def test_builds_killed_at_any_moment(fresh: Path, right: str) -> None:
     """From before the first compiler to after the last; each time the next process is right."""
@@ -737,9 +773,10 @@ def test_builds_killed_at_any_moment(fresh: Path, right: str) -> None:
         assert run(script, fresh).stdout == right
 
 
-@pytest.mark.slow
 @posix
-@pytest.mark.parametrize("step", ["_write", "replace", "_sweep", "CDLL", "unlink"])
+@pytest.mark.parametrize(
+    "step", ["replace", *(pytest.param(step, marks=at_length) for step in ("_write", "_sweep", "CDLL", "unlink"))]
+)
 def test_a_process_killed_before_each_step(step: str, fresh: Path, right: str) -> None:
     """Steps of loading a library and storing it."""
     script, killing = write_script(fresh), fresh.parent / "killing.py"
