@@ -58,7 +58,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests of compiled events ``native`` and those of the documentation ``docs``, by their place.
 
-    Of tests that are marked ``covering``, those that add no value of a parameter become a campaign, or what it says.
+    Of the combinations of parameters of a test that is marked ``covering``, those that add no value of a parameter
+    become a campaign, of one marked ``first`` those after the first few; both may name another size.
     """
     skip = pytest.mark.skip(reason="tests compiled events")
     products: dict[Any, list[pytest.Function]] = {}
@@ -69,14 +70,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("native")
             if config.getoption("--python-events"):
                 item.add_marker(skip)
-        if item.get_closest_marker("covering"):
+        if item.get_closest_marker("covering") or item.get_closest_marker("first"):
             assert isinstance(item, pytest.Function)
             products.setdefault((item.path, item.originalname), []).append(item)
     for product in products.values():
-        kept = cover([{(name, id(value)) for name, value in item.callspec.params.items()} for item in product])
+        if marker := product[0].get_closest_marker("first"):
+            kept = set(range(*marker.args))
+        else:
+            marker = product[0].get_closest_marker("covering")
+            kept = cover([{(name, id(value)) for name, value in item.callspec.params.items()} for item in product])
         for i, item in enumerate(product):
             if i not in kept:
-                item.add_marker(*(item.get_closest_marker("covering").args or ("campaign",)))
+                item.add_marker(marker.kwargs.get("size", "campaign"))
 
 
 def cover(rows: list[set[Any]]) -> set[int]:

@@ -24,7 +24,6 @@ from dae_hybrid.codegen import cache
 from dae_hybrid.codegen import compiler as cc
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
-at_length = pytest.mark.operation
 posix = pytest.mark.skipif(os.name != "posix", reason="owners, permissions and signals of POSIX")
 
 
@@ -353,7 +352,8 @@ exec(compile(open(__file__.replace("limited", "build")).read(), "build", "exec")
 
 
 @posix
-@pytest.mark.parametrize("limit", [pytest.param(0, marks=at_length), 8192, pytest.param(20_000, marks=at_length)])
+@pytest.mark.first(1, size="operation")
+@pytest.mark.parametrize("limit", [8192, 0, 20_000])
 def test_files_that_cannot_grow(limit: int, fresh: Path, right: str) -> None:
     """The size of every file is limited, as on a full disk: of what the compiler writes, and of what is kept."""
     script = fresh.parent / "limited.py"
@@ -367,9 +367,8 @@ def test_files_that_cannot_grow(limit: int, fresh: Path, right: str) -> None:
 
 
 @posix
-@pytest.mark.parametrize(
-    "home", ["a file", *(pytest.param(home, marks=at_length) for home in ("unset", "empty", "missing", "read-only"))]
-)
+@pytest.mark.first(1, size="operation")
+@pytest.mark.parametrize("home", ["a file", "unset", "empty", "missing", "read-only"])
 def test_homes(home: str, fresh: Path, tmp_path: Path, right: str) -> None:
     script = write_script(fresh)
     place = tmp_path / "home"
@@ -644,7 +643,7 @@ def test_a_folder_of_the_cache_that_others_can_write(mode: int, fresh: Path, mod
     assert not contents(fresh)
 
 
-@at_length
+@pytest.mark.operation
 def test_processes_that_sweep_at_once(fresh: Path, right: str) -> None:
     """Beside files of the user's, and of processes that are still at work."""
     fresh.mkdir(mode=0o700)
@@ -732,8 +731,8 @@ SLOW = 'echo $$ >> "{0}"; [ $(wc -l < "{0}") != {1} ] || sleep 60; $real'
 
 
 @posix
-@pytest.mark.covering("operation")
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=at_length)], ids=str)
+@pytest.mark.covering(size="operation")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM], ids=str)
 @pytest.mark.parametrize("library", [1, 2], ids=["model", "driver"])
 def test_a_build_that_is_ended(how: int, library: int, fresh: Path, compiler: Any, right: str, tmp_path: Path) -> None:
     """While the compiler is at work."""
@@ -755,7 +754,7 @@ def test_a_build_that_is_ended(how: int, library: int, fresh: Path, compiler: An
     assert sum(path.suffix == ".so" for path in contents(fresh)) == 2
 
 
-@at_length
+@pytest.mark.operation
 @posix
 def test_builds_killed_at_any_moment(fresh: Path, right: str) -> None:
     """From before the first compiler to after the last; each time the next process is right."""
@@ -774,9 +773,8 @@ def test_builds_killed_at_any_moment(fresh: Path, right: str) -> None:
 
 
 @posix
-@pytest.mark.parametrize(
-    "step", ["replace", *(pytest.param(step, marks=at_length) for step in ("_write", "_sweep", "CDLL", "unlink"))]
-)
+@pytest.mark.first(1, size="operation")
+@pytest.mark.parametrize("step", ["replace", "_write", "_sweep", "CDLL", "unlink"])
 def test_a_process_killed_before_each_step(step: str, fresh: Path, right: str) -> None:
     """Steps of loading a library and storing it."""
     script, killing = write_script(fresh), fresh.parent / "killing.py"
