@@ -124,6 +124,7 @@ def test_sensitivities_of_positions_multipliers_velocities_and_accelerations():
         np.testing.assert_allclose(fsa[name][..., 1].ravel(), difference.ravel(), rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("coordinates", ["natural", "joint"])
 @pytest.mark.parametrize("case", ["elastic", "newton", "latch"])
 def test_hybrid_runs_converge_to_the_reference(case, coordinates):
@@ -415,6 +416,7 @@ def both(monkeypatch, call):
         return compiled, call()
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("case", "coordinates"), [("smooth", "natural"), ("latch", "joint"), ("newton", "natural")])
 @pytest.mark.parametrize("steps", [{"fixed_step": 0.01}, {"rtol": 1e-3, "atol": 1e-4}], ids=["fixed", "controlled"])

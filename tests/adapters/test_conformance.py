@@ -42,7 +42,7 @@ stepped = pytest.mark.parametrize("adapter", STEPPED)
 # -- conformance --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.covering
 @stepped
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
 def test_every_problem_through_every_adapter(case: Any, adapter: str) -> None:
@@ -51,7 +51,7 @@ def test_every_problem_through_every_adapter(case: Any, adapter: str) -> None:
     assert bool(found.results[0].refused) == (case.form == {"index2": "direct"})
 
 
-@pytest.mark.slow
+@pytest.mark.covering
 @stepped
 @pytest.mark.parametrize("index", [0, 5])
 def test_errors_follow_the_tolerance(index: int, adapter: str) -> None:
@@ -147,7 +147,6 @@ def test_results_agree_with_the_native_adapter(name: str, adapter: str, built: A
     assert ours.asa.gradient == pytest.approx(native.asa.gradient, rel=1e-6, abs=1e-7)
 
 
-@pytest.mark.slow
 @stepped
 def test_algorithm_1(adapter: str) -> None:
     system, exact = em_hysteresis.system(), em_hysteresis.reference()
@@ -321,7 +320,6 @@ def test_an_initial_layer_before_a_long_run(adapter: str) -> None:
     assert sol["y"][0, 1] == pytest.approx(3.98406846e-06, rel=1e-6)
 
 
-@pytest.mark.slow
 @stepped
 def test_a_mode_at_rest_and_a_long_run(adapter: str) -> None:
     m = dh.HybridModel("rest")
@@ -459,7 +457,6 @@ def breaks_down(*, algebraic: bool) -> dh.HybridSystem:
     return m.build()
 
 
-@pytest.mark.slow
 @stepped
 @pytest.mark.parametrize("algebraic", [False, True], ids=["ODE", "DAE"])
 def test_what_was_computed_stays_on_the_error(algebraic: bool, adapter: str) -> None:

@@ -97,7 +97,7 @@ def test_closed_form(kind: str, chain: bool, native: bool) -> None:
         assert sol.statistics[f"{kind} solutions"] >= sol.statistics["steps"]
 
 
-@pytest.mark.slow
+@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
 @pytest.mark.parametrize(("make", "n"), [(heat, 30), (strip, 60), (network, 12)], ids=["ode", "hybrid", "index 1"])
 def test_every_solver_gives_the_same_gradient(make: Any, n: int, native: bool) -> None:
@@ -113,6 +113,7 @@ def test_every_solver_gives_the_same_gradient(make: Any, n: int, native: bool) -
             np.testing.assert_allclose(fsa.gradient["G"], exact.gradient, rtol=2e-6)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kind", ["auto", "band", "sparse", "krylov"])
 @pytest.mark.parametrize(
     ("make", "n"), [(strip, 60), (strip, 240), (network, 150)], ids=["elements", "vectors", "index 1"]
@@ -191,7 +192,6 @@ def test_many_algebraic_variables_and_an_implicit_reset_are_differentiated() -> 
     assert check.difference("forward", "finite_difference") < 1e-5
 
 
-@pytest.mark.slow
 def test_vectors_and_elements_agree() -> None:
     """The same equations as operations on vectors, which stay together, and element by element."""
     n = 150
@@ -348,7 +348,6 @@ def test_small_entries_on_the_diagonal_are_no_pivots() -> None:
     np.testing.assert_allclose(sol["y"][-1], np.linspace(1.0, 2.0, n) * np.exp(-1), rtol=1e-7)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("room", ["enough", "too little"])
 @pytest.mark.parametrize("make", [heat, network], ids=["CVODE", "IDA"])
 def test_compiled_code_factorises_what_fills_in_little(make: Any, room: str, monkeypatch: Any) -> None:
@@ -522,7 +521,7 @@ def test_a_long_text_that_does_not_compile(monkeypatch: Any) -> None:
 # -- size --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_twenty_thousand_states() -> None:
     """Nothing that is built or run has a matrix of all states: it would take 3 GB."""
     from resource import RUSAGE_SELF, getrusage

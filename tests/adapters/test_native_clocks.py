@@ -74,7 +74,6 @@ def test_periodic_doses_have_a_closed_form(method: str, t_end: float) -> None:
     assert found.trajectory["n"][-1] == len(ticks)
 
 
-@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_clocks_times_and_guards_in_several_modes(data: st.DataObject) -> None:

@@ -222,6 +222,7 @@ def test_a_shallow_crossing_is_refused() -> None:
             assert "whether it crosses is chance" in str(error)
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_systems(seed: int) -> None:
     """Whatever the compiled way does, the automaton does."""
@@ -336,6 +337,7 @@ NATIVE = ["guard", "condition", "measured"]
 LEFT = ["falling", "leaves", "when", "chain", "two", "second clock", "costs"]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kind", NATIVE + LEFT)
 @pytest.mark.parametrize("end", [3.2, 1.5])
 @pytest.mark.parametrize("method", METHODS)

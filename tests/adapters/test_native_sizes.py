@@ -32,6 +32,7 @@ def differenced(system: dh.HybridSystem, name: str, step: float) -> float:
     return (4 * half - whole) / 3
 
 
+@pytest.mark.covering
 @pytest.mark.native
 @pytest.mark.parametrize("kind", ["vectors", "elements", "probe"])
 @pytest.mark.parametrize("n", [60, 300])

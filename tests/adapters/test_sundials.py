@@ -173,6 +173,7 @@ class UserError(Exception):
     pass
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     "error", [UserError("mine"), KeyboardInterrupt(), ZeroDivisionError("mine"), FloatingPointError("mine")], ids=repr
 )

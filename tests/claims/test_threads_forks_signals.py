@@ -380,7 +380,6 @@ def test_interrupts_while_threads_solve(models: Any) -> None:
         assert [r.result() for r in running] == [first] * 30
 
 
-@pytest.mark.slow
 @posix
 def test_interrupts_between_native_calls(built: Any, models: Any, monkeypatch: Any) -> None:
     """Many short segments and runs, interrupted at moments that fall anywhere in the Python around them."""
@@ -410,7 +409,6 @@ def test_interrupts_between_native_calls(built: Any, models: Any, monkeypatch: A
                 assert len({id(memory) for memory in idle}) == len(idle)
 
 
-@pytest.mark.slow
 @posix
 def test_no_interrupt_is_lost_between_callbacks(models: Any, monkeypatch: Any) -> None:
     """With interpreted callbacks one may arrive after a callback's call and before its first line."""

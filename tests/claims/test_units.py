@@ -51,6 +51,7 @@ def reactor(
     return m.build(native=native)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("implicit", "options"), SOLVERS)
 @pytest.mark.parametrize("unit", UNITS)
 def test_the_unit_of_a_parameter_does_not_matter(implicit: bool, options: dict[str, Any], unit: float) -> None:
@@ -64,7 +65,6 @@ def test_the_unit_of_a_parameter_does_not_matter(implicit: bool, options: dict[s
     assert found[0][1] == found[1][1]
 
 
-@pytest.mark.slow
 def test_a_vectorised_model_with_algebraic_variables_and_memory_builds() -> None:
     """Large vectors stay MX, which keeps symbols that it does not use."""
     n = 120
@@ -129,6 +129,7 @@ def with_small_unknown(kind: str, of_w: float, *, singular: bool = False) -> dh.
     return m.build()
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("kind", ["initial", "entry", "reset"])
 def test_the_unit_of_an_unknown_does_not_matter(kind: str, native: bool) -> None:

@@ -266,7 +266,6 @@ def test_the_interpreter_ends_with_the_compiler_at_work(tmp_path: Path) -> None:
             os.kill(int(pid), 0)
 
 
-@pytest.mark.slow
 def test_a_forked_process_compiles_for_itself(tmp_path: Path) -> None:
     text = """
 child = os.fork()

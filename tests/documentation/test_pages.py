@@ -18,7 +18,6 @@ ADDRESS = "http://127.0.0.1:8000"
 PAGES = sorted(DOCS.glob("*.md"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_code_runs(page: Path) -> None:
     names: dict = {}

@@ -83,7 +83,6 @@ def everything(system: dh.HybridSystem, span: tuple[float, float]) -> list[np.nd
     return [asa.gradient, *fsa.gradient.values(), *(fsa[n] for n in names), *(fsa.trajectory[n] for n in names)]
 
 
-@pytest.mark.slow
 @every_model
 def test_a_model_builds_the_same_system(name: str) -> None:
     make, span = MODELS[name]

@@ -114,6 +114,7 @@ def at_the_end(sol):
     return [np.concatenate([sol[name][-1].ravel() for name in group]) for group in names]
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("formulation", [Index1(), Index2(), Index2(reference="origin")], ids=["1", "2", "2, origin"])
 def test_index_1_and_2_give_the_reference(formulation):
     sol = dh.simulate(squeezer().build(formulation), (0, 0.03), rtol=1e-11, atol=1e-13)
@@ -123,6 +124,7 @@ def test_index_1_and_2_give_the_reference(formulation):
     np.testing.assert_allclose(multipliers, MULTIPLIERS, rtol=1e-8)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("reference", ["center", "origin"])
 def test_index_3_converges_to_the_reference(reference):
     system, errors = squeezer().build(ALI3P(reference=reference)), []
@@ -140,6 +142,7 @@ def natural_errors(sol):
     return [max(np.abs(found[name][i] - exact[name][i]).max() for name in POINTS) for i in range(2)]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("formulation", [Index1(), Index2()], ids=["1", "2"])
 def test_natural_coordinates_give_the_reference(formulation):
     sol = dh.simulate(natural_squeezer().build(formulation), (0, 0.03), rtol=1e-11, atol=1e-13)

@@ -40,7 +40,7 @@ def off(value, exact):
     return np.abs(np.asarray(value)[known] - exact[known]).max() / np.abs(exact[known]).max()
 
 
-@pytest.mark.slow
+@pytest.mark.covering
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", five_bar.CASES)
 def test_every_formulation_gives_the_values_gradients_and_events_of_the_reference(case, form):
@@ -58,6 +58,7 @@ def test_every_formulation_gives_the_values_gradients_and_events_of_the_referenc
             assert off(row, true) < 1e-7
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", ["smooth", "elastic", "latch"])
 def test_one_adjoint_sweep_of_a_vector_of_costs_gives_what_forward_analysis_gives(case, form):

@@ -72,7 +72,7 @@ def test_a_straight_chain_that_falls_flat(form: Formulation, n: int) -> None:
     np.testing.assert_allclose(asa.gradient, fsa.gradient["tip"], rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("form", [Index2(), Index1()], ids=["index 2", "index 1"])
 def test_a_chain_of_forty_bars_with_contacts(form: Formulation) -> None:
     """What its energy loses is the work of its impulses, whatever the parameters; and all ways agree on its tip."""

@@ -60,6 +60,7 @@ def test_random_trees_have_lagranges_accelerations(stated, moving, count, refere
     np.testing.assert_allclose(found, exact, rtol=1e-7, atol=1e-8 * (1 + np.abs(exact).max()))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("case", five_bar.CASES)
 @pytest.mark.parametrize(
     "form", [Index1(omega=10.0), Index2(reference="origin"), Reduced()], ids=["index 1", "index 2", "reduced"]
@@ -71,6 +72,7 @@ def test_the_five_bar_has_the_gradients_of_the_reference(case, form):
     assert_gradients(system, exact, OPTIONS, times=1e-7, rtol=1e-5, share=1e-6)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("case", five_bar.CASES)
 def test_ali3p_takes_the_same_steps(case):
     results = []
@@ -110,6 +112,7 @@ def chain(n, *, hit=False):
     return mech, at
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(("form", "adapter"), [(None, {}), (ALI3P(), STEPS)], ids=["BDF", "ALI3-P"])
 def test_a_chain_that_hits_the_ground(form, adapter):
     results = []

@@ -69,6 +69,7 @@ def pendulum(extra=None, *, start=None, velocities=None, project=False):
 # -- worked problems in every formulation -------------------------------------------------------------------
 
 
+@pytest.mark.covering
 @FORMS
 @pytest.mark.parametrize("problem", [pendulum_with_stop, rimless_wheel], ids=lambda p: p.__name__.rpartition(".")[2])
 def test_problems_in_every_formulation(problem, form):

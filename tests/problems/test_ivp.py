@@ -25,7 +25,6 @@ def test_reference_values(name: str) -> None:
     assert 2.8 < digits[1] - digits[0] < 6.0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hires", "pollution", "pleiades", "akzo_nobel", "car_axis", "water_tubes"])
 def test_forward_and_adjoint_gradients_agree(name: str) -> None:
     problem = PROBLEMS[name]

@@ -95,6 +95,7 @@ def again(monkeypatch: pytest.MonkeyPatch) -> list[RecordTable]:
     return found
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("keep", ["all", "events", "final"])
 @pytest.mark.parametrize(
     ("case", "method"), [(case, method) for case, (_, methods) in CASES.items() for method in methods]

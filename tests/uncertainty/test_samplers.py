@@ -114,7 +114,6 @@ def test_the_laplace_approximation_is_at_the_maximum_of_the_posterior(posterior:
     assert exact_gradient(posterior, mean) * np.sqrt(np.diag(covariance)) == pytest.approx([0, 0], abs=1e-3)
 
 
-@pytest.mark.slow
 def test_emcee(grid: Any) -> None:
     pytest.importorskip("emcee")
     stretch, langevin = importlib.import_module("sample_emcee").main(steps=600, warmup=100)
@@ -122,7 +121,6 @@ def test_emcee(grid: Any) -> None:
     check(langevin, grid)
 
 
-@pytest.mark.slow
 def test_numpyro(posterior: Any, system: Any, grid: Any) -> None:
     numpyro = pytest.importorskip("numpyro")
     import jax
@@ -141,7 +139,6 @@ def test_numpyro(posterior: Any, system: Any, grid: Any) -> None:
     check(example.main(steps=300, warmup=150), grid)
 
 
-@pytest.mark.slow
 def test_pymc(posterior: Any, system: Any, grid: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTENSOR_FLAGS", f"base_compiledir={tmp_path}")
     pytest.importorskip("pymc")
@@ -158,7 +155,6 @@ def test_pymc(posterior: Any, system: Any, grid: Any, tmp_path: Path, monkeypatc
     check(example.main(steps=400, warmup=200), grid)
 
 
-@pytest.mark.slow
 def test_pymc_through_the_service(posterior: Any, grid: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTENSOR_FLAGS", f"base_compiledir={tmp_path}")
     pytest.importorskip("pymc")
