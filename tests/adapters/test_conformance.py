@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from optional_adapters import HAS_SCIKITS_ODES, needs_scikits_odes
 
 import dae_hybrid as dh
 from dae_hybrid.cli import main
@@ -29,13 +28,7 @@ from dae_hybrid.problems import em_hysteresis, hybrid_ode, load
 from dae_hybrid.problems.conformance import CASES, ConformanceError, conformance, errors, slopes
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
-if os.environ.get("DAE_HYBRID_ALL_ADAPTERS") and not HAS_SCIKITS_ODES:  # CI installs it, and must not pass without
-    raise ImportError("scikits-odes is not installed, and DAE_HYBRID_ALL_ADAPTERS asks for it")
-STEPPED = [
-    "scipy",
-    "casadi",
-    pytest.param("scikits-odes", marks=needs_scikits_odes),
-]
+STEPPED = ["scipy", "casadi", "scikits-odes"]
 stepped = pytest.mark.parametrize("adapter", STEPPED)
 
 

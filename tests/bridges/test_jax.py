@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.test_util as test_util
 import numpy as np
 import pytest
 from bridged import folded, touching_ball
@@ -17,10 +19,8 @@ from bridged import folded, touching_ball
 import dae_hybrid as dh
 from dae_hybrid.problems import em_hysteresis
 
-jax = pytest.importorskip("jax", reason="jax is not installed", exc_type=ImportError)
 jax.config.update("jax_enable_x64", True)
 jnp = jax.numpy
-test_util = pytest.importorskip("jax.test_util", exc_type=ImportError)
 
 from dae_hybrid.bridges.jax import forward_mode, reverse_mode  # noqa: E402
 
@@ -195,6 +195,7 @@ def test_jax_without_double_precision_is_refused() -> None:
     assert "jax_enable_x64" in found.stdout
 
 
+@pytest.mark.campaign
 def test_a_neural_force_is_learnt_with_a_coefficient_of_restitution() -> None:
     example = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "train_neural_ode.py"))
     found = example["main"](steps=40)

@@ -18,7 +18,7 @@ from dae_hybrid.problems import em_hysteresis
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its own parts
-    torch = pytest.importorskip("torch", reason="torch is not installed", exc_type=ImportError)
+    import torch
 
 from dae_hybrid.bridges.host import HostFunction
 from dae_hybrid.bridges.torch import forward_mode, reverse_mode

@@ -9,16 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dask
 import deadly
+import distributed
 import numpy as np
 import pytest
 
 import dae_hybrid as dh
 from dae_hybrid.ensembles import workers
-
-dask = pytest.importorskip("dask")
-distributed = pytest.importorskip("distributed")
-pytestmark = pytest.mark.slow
 
 SPAN = (0, 3)
 K = np.linspace(0.5, 2.0, 60)
@@ -40,6 +38,16 @@ def cluster() -> Iterator[Any]:
         yield found
 
 
+def test_results_are_those_of_a_batch(system: dh.HybridSystem) -> None:
+    with distributed.LocalCluster(n_workers=2, processes=False, dashboard_address=":0", silence_logs=50) as own:
+        for executor in (own, own.scheduler_address):
+            found = dh.ensemble(system, SPAN, parameters={"k": K}, gradient="forward", executor=executor, chunk=20)
+            expected = dh.batch(system, SPAN, parameters={"k": K}, gradient="forward")
+            np.testing.assert_array_equal(found.values, expected.values)
+            np.testing.assert_array_equal(found.gradients, expected.gradients)
+
+
+@pytest.mark.operation
 def test_results_are_those_of_a_batch_though_a_worker_is_killed(
     system: dh.HybridSystem, cluster: Any, tmp_path: Path
 ) -> None:
@@ -66,6 +74,7 @@ def test_results_are_those_of_a_batch_though_a_worker_is_killed(
             dh.ensemble(system, SPAN, executor=own, workers=2, **call)
 
 
+@pytest.mark.operation
 def test_a_set_that_kills_workers_is_found(system: dh.HybridSystem, cluster: Any) -> None:
     k = K[:12].copy()
     k[7] = -0.1
@@ -79,9 +88,11 @@ def test_a_set_that_kills_workers_is_found(system: dh.HybridSystem, cluster: Any
     )
 
 
+@pytest.mark.operation
 def test_cancellation_reaches_workers_and_a_lost_scheduler_is_told(
-    system: dh.HybridSystem, cluster: Any, tmp_path: Path
+    system: dh.HybridSystem, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(workers, "SCHEDULER_SECONDS", 3.0)
     stop = dh.Cancellation()
     lasting = {"max_step": 1e-9, "max_steps": 10**12, "method": "erk"}
 

@@ -306,8 +306,9 @@ def test_a_bad_table_is_refused(balls: dh.HybridSystem, name: str, tmp_path) -> 
 
 
 def test_names_given_twice_are_refused(balls: dh.HybridSystem) -> None:
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame([[0.8, 0.9]], columns=["e", "e"])
+    import pandas as pd
+
+    frame = pd.DataFrame([[0.8, 0.9]], columns=["e", "e"])
     for call in (dh.ensemble, dh.batch):
         with pytest.raises(dh.ParameterError, match="twice"):
             call(balls, (0, 2), parameters=frame)
@@ -341,7 +342,8 @@ def test_bad_arguments_are_refused(balls: dh.HybridSystem, given: dict, text: st
 
 
 def test_a_wrong_address_is_refused_soon(balls: dh.HybridSystem) -> None:
-    distributed = pytest.importorskip("distributed")
+    import distributed
+
     with pytest.raises(dh.EnsembleError, match="no Dask scheduler"):
         dh.ensemble(balls, (0, 2), parameters={"e": [0.8, 0.7]}, executor="nonsense://127.0.0.1:9")
     with pytest.raises(ValueError, match="No clients found"):  # which xarray would use

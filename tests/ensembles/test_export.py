@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import casadi as ca
+import h5netcdf  # noqa: F401  # of the files
+import h5py  # noqa: F401
 import numpy as np
+import pandas as pd
 import pytest
+import xarray as xr
+import zarr  # noqa: F401  # of the stores
+from pyarrow import parquet
 
 import dae_hybrid as dh
 from dae_hybrid.ensembles import export
-
-pytest.importorskip("zarr")
-xr, pandas, parquet = (pytest.importorskip(name) for name in ("xarray", "pandas", "pyarrow.parquet"))
-pytest.importorskip("h5netcdf")
-pytest.importorskip("h5py")
 
 TIMES, RATES = [0.0, 1.0, 2.0], [0.1, 0.4, -1.0, 0.7, 1.0]
 
@@ -94,7 +95,7 @@ def test_parquet_returns_the_same_table(
     monkeypatch.setattr(export, "ROWS_OF_GROUP", rows)
     found.to_parquet(tmp_path / "tank.parquet")
     frame = found.to_dataframe()
-    pandas.testing.assert_frame_equal(pandas.read_parquet(tmp_path / "tank.parquet"), frame, check_exact=True)
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "tank.parquet"), frame, check_exact=True)
     assert same(frame["dH[1]/dq[1]"], found.gradient["H"][:, 1, 2])
     assert same(frame["dG/dk"], found.gradient["G"][:, 0])
     assert same(frame["final(x[1])"], found.final["x"][:, 1])
@@ -160,7 +161,7 @@ def test_an_ensemble_without_functionals_and_outputs(tmp_path: Path) -> None:
     found = dh.ensemble(m.build(native=False), (0, 1), x0={"x": [1.0, 2.0]})
     assert same(found.to_xarray()["final(x)"], found.final["x"])
     found.to_parquet(tmp_path / "decay.parquet")
-    assert same(pandas.read_parquet(tmp_path / "decay.parquet")["x(0)"], [1.0, 2.0])
+    assert same(pd.read_parquet(tmp_path / "decay.parquet")["x(0)"], [1.0, 2.0])
 
 
 @pytest.mark.parametrize(

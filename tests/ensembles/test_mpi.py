@@ -8,18 +8,15 @@ import sysconfig
 from pathlib import Path
 
 import client
+import mpi4py  # noqa: F401  # of the jobs
 import numpy as np
-import pytest
+import zarr  # noqa: F401  # of their stores
 
 import dae_hybrid as dh
 
-pytest.importorskip("mpi4py")
-pytest.importorskip("zarr")
 MPIEXEC = Path(sysconfig.get_path("scripts")) / "mpiexec"
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not MPIEXEC.exists(), reason="mpiexec is not installed beside Python"),
-]
+if not MPIEXEC.exists():
+    raise ModuleNotFoundError("There is no mpiexec beside Python", name="mpich")
 
 JOB = """
 import os, signal, sys

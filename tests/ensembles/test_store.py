@@ -21,6 +21,7 @@ import client
 import deadly
 import numpy as np
 import pytest
+import zarr
 
 import dae_hybrid as dh
 from dae_hybrid.ensembles import chunk_table, identity, scheduling
@@ -28,8 +29,6 @@ from dae_hybrid.ensembles.chunk_table import DONE, RUNNING, ChunkTable
 from dae_hybrid.ensembles.failures import FailedRun, report_of
 from dae_hybrid.ensembles.result import ARRAYS, TABLE
 from dae_hybrid.ensembles.results_store import ZarrArrays
-
-pytest.importorskip("zarr")
 
 
 @pytest.fixture(scope="module")
@@ -501,7 +500,6 @@ def test_halves_of_a_block_are_not_for_two_clients(tmp_path: Path) -> None:
 def test_a_run_has_a_status_only_if_all_its_results_are_written(
     system: dh.HybridSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    zarr = pytest.importorskip("zarr")
     write = zarr.Array.__setitem__
 
     def ends(self: Any, rows: Any, values: Any) -> None:

@@ -378,7 +378,8 @@ def test_wrong_arguments_are_refused(given: Any, error: type[Exception], match: 
 
 
 def test_tables_by_name(built: Any, models: Any) -> None:
-    pd = pytest.importorskip("pandas")
+    import pandas as pd
+
     system, rows = built(models.ball), np.array([[0.8, 9.81], [0.7, 9.6]])
     expected = dh.batch(system, (0, 2), parameters=rows).values
     for given in (

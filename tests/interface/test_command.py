@@ -76,11 +76,14 @@ def test_outputs(decay: str, tmp_path: Path, form: str) -> None:
     elif form == "json":
         found = json.loads(path.read_text(encoding="utf-8"))["y"]
     elif form == "nc":
-        xarray = pytest.importorskip("xarray")
+        import xarray
+
         with xarray.open_dataset(path, engine="h5netcdf") as content:
             found = content["y"].to_numpy().tolist()
     else:
-        found = pytest.importorskip("pandas").read_parquet(path)["y"].tolist()
+        import pandas as pd
+
+        found = pd.read_parquet(path)["y"].tolist()
     assert found[0] == 2.0
     assert found[-1] == pytest.approx(2 * math.exp(-1.4), rel=1e-7)
 

@@ -11,12 +11,11 @@ from typing import Any
 
 import casadi as ca
 import numpy as np
+import pandas as pd
 import pytest
 from mechanisms import pendulum
 
 import dae_hybrid as dh
-
-pd = pytest.importorskip("pandas")
 
 NAN, INF = np.nan, np.inf
 CALLS: dict[str, Callable[..., Any]] = {

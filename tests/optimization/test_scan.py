@@ -235,8 +235,8 @@ def test_bad_input(given: dict[str, Any], error: type[Exception], match: str) ->
 
 
 def test_pictures_and_tables(tmp_path: Any) -> None:
-    pd = pytest.importorskip("pandas")
-    pytest.importorskip("matplotlib")
+    import pandas as pd
+
     found = dh.scan(ball(), (0, T), "speed", along="e", values=[0.6, 0.74, 0.76, 0.89, 0.92])
     figure = found.plot()
     assert [axes.get_ylabel() for axes in figure.axes] == ["speed", "derivative"]
@@ -263,7 +263,6 @@ def test_a_change_across_failed_points_is_not_located() -> None:
 
 
 def test_pictures_follow_derivatives_between_changes() -> None:
-    pytest.importorskip("matplotlib")
     found = dh.scan(ball(), (0, T), "height", along="e", values=[0.6, 0.74, 0.76, 0.89, 0.92])
     wide = dh.scan(ball(), (0, T), "height", along="e", values=[0.74, 0.92])
     assert len(wide.changes) == 2

@@ -178,7 +178,9 @@ def test_bad_correlations_are_refused(correlation: Any, message: str) -> None:
 def test_labels_of_a_correlation_matrix_are_read() -> None:
     own = dict.fromkeys("abc", stats.norm())
     matrix = np.array([[1, 0.9, 0], [0.9, 1, 0.1], [0, 0.1, 1]])  # of b, c, a
-    pd, xr = pytest.importorskip("pandas"), pytest.importorskip("xarray")
+    import pandas as pd
+    import xarray as xr
+
     expected = [[1, 0, 0.1], [0, 1, 0.9], [0.1, 0.9, 1]]
     frame = pd.DataFrame(matrix, index=list("bca"), columns=list("bca"))
     for labelled in (frame, frame[["a", "c", "b"]], xr.DataArray(matrix, [("x", list("bca")), ("y", list("bca"))])):

@@ -114,16 +114,22 @@ def test_the_laplace_approximation_is_at_the_maximum_of_the_posterior(posterior:
     assert exact_gradient(posterior, mean) * np.sqrt(np.diag(covariance)) == pytest.approx([0, 0], abs=1e-3)
 
 
-def test_emcee(grid: Any) -> None:
-    pytest.importorskip("emcee")
+def test_emcee_draws_what_is_finite_and_moves() -> None:
+    for sample in importlib.import_module("sample_emcee").main(steps=10, warmup=2):
+        assert np.isfinite(sample.draws).all()
+        assert len(np.unique(sample.draws.reshape(-1, 2), axis=0)) > 10
+
+
+@pytest.mark.campaign
+def test_emcee_samples_the_posterior(grid: Any) -> None:
     stretch, langevin = importlib.import_module("sample_emcee").main(steps=600, warmup=100)
     check(stretch, grid)
     check(langevin, grid)
 
 
-def test_numpyro(posterior: Any, system: Any, grid: Any) -> None:
-    numpyro = pytest.importorskip("numpyro")
+def test_numpyro(posterior: Any, system: Any) -> None:
     import jax
+    import numpyro
 
     example = importlib.import_module("sample_numpyro")
     misfit = example.cost(system)
@@ -136,12 +142,21 @@ def test_numpyro(posterior: Any, system: Any, grid: Any) -> None:
         assert -slope(q) == pytest.approx(exact_gradient(posterior, q), rel=1e-5, abs=1e-5)
     assert energy(RESTS) == np.inf
     assert slope(RESTS) == pytest.approx((RESTS - posterior.MEAN) / posterior.SD**2)
-    check(example.main(steps=300, warmup=150), grid)
 
 
-def test_pymc(posterior: Any, system: Any, grid: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.campaign
+def test_numpyro_samples_the_posterior(grid: Any) -> None:
+    check(importlib.import_module("sample_numpyro").main(steps=300, warmup=150), grid)
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTensor compiles into a folder of the test."""
     monkeypatch.setenv("PYTENSOR_FLAGS", f"base_compiledir={tmp_path}")
-    pytest.importorskip("pymc")
+
+
+@pytest.mark.usefixtures("own_folder")
+def test_pymc(posterior: Any, system: Any) -> None:
     example = importlib.import_module("sample_pymc")
     likelihood = example.LogLikelihood(system)
     model = example.posterior(likelihood)
@@ -152,13 +167,17 @@ def test_pymc(posterior: Any, system: Any, grid: Any, tmp_path: Path, monkeypatc
     assert likelihood.failures == {"ZenoError": 1}
     with pytest.raises(dh.UnsupportedError, match="no derivatives"):
         model.compile_d2logp(negate_output=False)
-    check(example.main(steps=400, warmup=200), grid)
 
 
-def test_pymc_through_the_service(posterior: Any, grid: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTENSOR_FLAGS", f"base_compiledir={tmp_path}")
-    pytest.importorskip("pymc")
-    pytest.importorskip("umbridge")
+@pytest.mark.campaign
+@pytest.mark.usefixtures("own_folder")
+def test_pymc_samples_the_posterior(grid: Any) -> None:
+    check(importlib.import_module("sample_pymc").main(steps=400, warmup=200), grid)
+
+
+@pytest.mark.operation
+@pytest.mark.usefixtures("own_folder")
+def test_pymc_through_the_service(posterior: Any, grid: Any) -> None:
     example = importlib.import_module("sample_umbridge")
     with example.serving("ball_posterior:ball") as url:
         heights = example.Heights(url)
