@@ -5,15 +5,16 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from service import SLOW, RunningService, running
+from service import SLOW, LocalService, logged, running, serving
 
 import dae_hybrid as dh
 from dae_hybrid import client as dhc
@@ -45,13 +46,13 @@ OTHERS = ("service:decay", "graze=service:grazing")
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[RunningService]:
-    with running(*PROBLEMS, *OTHERS, workers=2, max_steps=10**12) as found:
+def service() -> Iterator[LocalService]:
+    with serving(*PROBLEMS, *OTHERS, max_steps=10**12) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def remote(service: RunningService) -> Iterator[dhc.Client]:
+def remote(service: LocalService) -> Iterator[dhc.Client]:
     with dhc.connect(service.url) as found:
         yield found
 
@@ -245,29 +246,29 @@ def test_parameters_have_every_form_of_the_library(remote: dhc.Client, form: Any
 # -- errors and warnings ---------------------------------------------------------------------------------
 
 
-def test_wrong_arguments_are_refused_before_anything_is_sent(remote: dhc.Client, service: RunningService) -> None:
+def test_wrong_arguments_are_refused_before_anything_is_sent(remote: dhc.Client) -> None:
     model = remote["decay"]
     _ = model.system
-    before = service.text().count("/simulate")
-    with pytest.raises(ParameterError, match="speed"):
-        model.simulate((0, 1), parameters={"speed": 1})
-    with pytest.raises(OptionError, match="reversed"):
-        model.simulate((1, 0))
-    with pytest.raises(OptionError, match="increase"):
-        model.simulate((0, 1), t_eval=[0.5, 0.2])
-    with pytest.raises(OptionError, match="Unknown option 'tol'"):
-        model.simulate((0, 1), tol=1e-3)
-    with pytest.raises(UnsupportedError, match="adjoint_memory"):
-        model.simulate((0, 1), adjoint_memory=1e6)
-    with pytest.raises(ParameterError, match="default interval"):
-        model.simulate()
-    with pytest.raises(ParameterError, match="Name the functional"):
-        model.adjoint_gradient((0, 1))
-    with pytest.raises(OptionError, match="no model"):
-        remote.simulate("grace")
-    with pytest.raises(KeyError, match="grace"):
-        remote["grace"]
-    assert service.text().count("/simulate") == before
+    with logged() as lines:
+        with pytest.raises(ParameterError, match="speed"):
+            model.simulate((0, 1), parameters={"speed": 1})
+        with pytest.raises(OptionError, match="reversed"):
+            model.simulate((1, 0))
+        with pytest.raises(OptionError, match="increase"):
+            model.simulate((0, 1), t_eval=[0.5, 0.2])
+        with pytest.raises(OptionError, match="Unknown option 'tol'"):
+            model.simulate((0, 1), tol=1e-3)
+        with pytest.raises(UnsupportedError, match="adjoint_memory"):
+            model.simulate((0, 1), adjoint_memory=1e6)
+        with pytest.raises(ParameterError, match="default interval"):
+            model.simulate()
+        with pytest.raises(ParameterError, match="Name the functional"):
+            model.adjoint_gradient((0, 1))
+        with pytest.raises(OptionError, match="no model"):
+            remote.simulate("grace")
+        with pytest.raises(KeyError, match="grace"):
+            remote["grace"]
+    assert not [line for line in lines if "/simulate" in line.get("path", "")]
 
 
 def test_errors_of_a_run_are_those_of_the_library(remote: dhc.Client) -> None:
@@ -285,12 +286,11 @@ def test_errors_of_a_run_are_those_of_the_library(remote: dhc.Client) -> None:
     assert wrong.value.__dict__["errors"][0]["path"] == "/atol"
 
 
-def test_a_limit_of_the_service_is_typed() -> None:
-    with (
-        running("service:decay", max_seconds=0.5, max_steps=10**12) as service,
-        dhc.connect(service.url) as remote,
-        pytest.raises(LimitError, match=r"0\.5 s"),
-    ):
+def test_a_limit_of_the_service_is_typed(
+    remote: dhc.Client, service: LocalService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.change(monkeypatch, max_seconds=0.5)
+    with pytest.raises(LimitError, match=r"0\.5 s"):
         remote["decay"].simulate((0, 1), max_step=1e-9, max_steps=10**12, t_eval=[1.0])
 
 
@@ -323,18 +323,28 @@ def test_a_warning_is_issued_again(remote: dhc.Client) -> None:
 # -- services that fail ----------------------------------------------------------------------------------
 
 
-def test_a_service_that_wants_a_token() -> None:
+def test_a_service_that_wants_a_token(service: LocalService, monkeypatch: pytest.MonkeyPatch) -> None:
     token = "a-token-for-this-test"
-    with running("service:decay", token=token) as service:
-        with dhc.connect(service.url, token=token) as remote:
-            assert remote.models == ("decay",)
-        for wrong in (None, "another-token-than-it"):
-            with pytest.raises(ServiceError, match="token") as refused:
-                dhc.connect(service.url, token=wrong)
-            assert "token=" in str(refused.value)
+    service.change(monkeypatch, token=token)
+    with dhc.connect(service.url, token=token) as remote:
+        assert remote.models[-2:] == ("decay", "graze")
+    for wrong in (None, "another-token-than-it"):
+        with pytest.raises(ServiceError, match="token") as refused:
+            dhc.connect(service.url, token=wrong)
+        assert "token=" in str(refused.value)
 
 
 def test_a_service_that_stops() -> None:
+    with answering(MODELS) as server:
+        remote = dhc.connect(server.url)
+    with pytest.raises(ServiceError, match="cannot be reached") as gone:
+        remote.simulate("m", (0, 1))
+    assert "dae-hybrid serve" in str(gone.value)
+    remote.close()
+
+
+@pytest.mark.operation
+def test_a_service_that_ends() -> None:
     with running("service:decay") as service, dhc.connect(service.url) as remote:
         remote["decay"].simulate((0, 1))
         service.stop()
@@ -343,7 +353,7 @@ def test_a_service_that_stops() -> None:
         assert "dae-hybrid serve" in str(gone.value)
 
 
-def test_closing_the_client_cancels_its_request(service: RunningService) -> None:
+def test_closing_the_client_cancels_its_request(service: LocalService) -> None:
     remote = dhc.connect(service.url)
     found: list[BaseException] = []
     _ = remote["decay"].system
@@ -355,21 +365,27 @@ def test_closing_the_client_cancels_its_request(service: RunningService) -> None
             found.append(error)
 
     thread = threading.Thread(target=ask)
-    thread.start()
-    time.sleep(1.0)
-    begin = time.monotonic()
-    remote.close()
-    thread.join(10)
-    assert not thread.is_alive()
-    assert time.monotonic() - begin < 5
-    assert isinstance(found[0], ServiceError)
-    assert "closed" in found[0].message
-    end = time.monotonic() + 10
-    while '"status": 499' not in service.text() and time.monotonic() < end:
-        time.sleep(0.1)
-    assert '"status": 499' in service.text()
+    with logged() as lines:
+        thread.start()
+        until(lambda: service.service.pool.running)
+        begin = time.monotonic()
+        remote.close()
+        thread.join(10)
+        assert not thread.is_alive()
+        assert time.monotonic() - begin < 5
+        assert isinstance(found[0], ServiceError)
+        assert "closed" in found[0].message
+        until(lambda: any(line.get("status") == 499 for line in lines))
     with pytest.raises(ServiceError, match="closed"):
         remote["decay"].simulate((0, 1))
+
+
+def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://127.0.0.1", "", 5, "http://"])
@@ -410,7 +426,7 @@ def answering(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[Any]:
     server: Any = HTTPServer(("127.0.0.1", 0), Canned)
     server.answers, server.asked = answers, 0
     server.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield server
@@ -425,17 +441,29 @@ BUSY = (503, PROBLEM, b'{"kind": "OverloadError", "detail": "64 requests wait."}
 MODELS = (200, {"Content-Type": "application/json"}, b'{"models": [{"name": "m"}]}')
 
 
-def test_an_overloaded_service_is_asked_again() -> None:
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses of clients, which take no time."""
+    found: list[float] = []
+    monkeypatch.setattr(
+        "dae_hybrid.client.transport.time", SimpleNamespace(sleep=found.append, monotonic=time.monotonic)
+    )
+    return found
+
+
+def test_an_overloaded_service_is_asked_again(pauses: list[float]) -> None:
     with answering(BUSY, MODELS) as server, dhc.connect(server.url) as remote:
         assert remote.models == ("m",)
         assert server.asked == 2
+    assert pauses == [1]
 
 
-def test_overload_is_typed_after_several_attempts() -> None:
+def test_overload_is_typed_after_several_attempts(pauses: list[float]) -> None:
     with answering(BUSY) as server:
         with pytest.raises(OverloadError, match="64 requests wait") as busy:
             dhc.connect(server.url)
         assert (server.asked, busy.value.retry_after) == (ATTEMPTS, 1)
+    assert pauses == [1] * (ATTEMPTS - 1)
 
 
 @pytest.mark.parametrize(
@@ -457,17 +485,18 @@ def test_an_answer_of_another_form_is_a_service_error(remote: dhc.Client, monkey
             model.simulate((0, 1))
 
 
-def test_a_password_in_the_address_and_large_answers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_password_in_the_address_and_large_answers_are_refused(
+    service: LocalService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for address in ("http://user:secret@127.0.0.1:8000", "ftp://user:secret@host", "user:secret@host:8000"):
         with pytest.raises(dh.OptionError, match="password") as caught:
             dhc.connect(address)
         assert "secret" not in str(caught.value)
     with pytest.raises(dh.OptionError, match="address"):
         dhc.connect("http://[bad")
-    with running("service:decay") as service:
-        monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-        remote = dhc.connect(service.url)  # not through the proxy
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    with dhc.connect(service.url) as remote:  # not through the proxy
+        _ = remote["decay"].system
         monkeypatch.setattr("dae_hybrid.client.transport.MAX_BYTES", 1000)
         with pytest.raises(dh.ServiceError, match="more than"):
             remote.simulate("decay", (0, 1), t_eval=np.linspace(0, 1, 1000))
-        remote.close()

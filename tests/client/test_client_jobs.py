@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 import pytest
-from service import RunningService, decay, running
+from service import LocalService, decay, jobs_in_threads, serving
 
 import dae_hybrid as dh
 from dae_hybrid import client as dhc
@@ -17,13 +17,15 @@ K = np.linspace(0.5, 2.0, 24)
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[RunningService]:
-    with running("service:decay", workers=1, max_steps=10**12) as found:
-        yield found
+def service() -> Iterator[LocalService]:
+    with pytest.MonkeyPatch.context() as patch:
+        jobs_in_threads(patch)
+        with serving("service:decay", max_steps=10**12) as found:
+            yield found
 
 
 @pytest.fixture(scope="module")
-def remote(service: RunningService) -> Iterator[dhc.Client]:
+def remote(service: LocalService) -> Iterator[dhc.Client]:
     with dhc.connect(service.url) as found:
         yield found
 

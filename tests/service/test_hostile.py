@@ -50,7 +50,7 @@ PLAUSIBLE = st.fixed_dictionaries(
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[RunningService]:
-    with running("em_hysteresis", workers=2, max_seconds=5, receive_seconds=2, max_body=100_000) as found:
+    with running("em_hysteresis", "service:decay", workers=2, max_seconds=5, receive_seconds=1) as found:
         yield found
 
 
@@ -71,9 +71,15 @@ def to_json(value: Any) -> bytes:
     return json.dumps(value).encode(errors="surrogatepass")  # NaN and lone surrogates are hostile too
 
 
+def counts(few: int, many: int) -> Any:
+    """Numbers of examples: few in the first size."""
+    return pytest.mark.parametrize("count", [few, pytest.param(many, marks=pytest.mark.operation)])
+
+
+@counts(50, 350)
 @pytest.mark.parametrize("bodies", [BODIES, PLAUSIBLE], ids=["arbitrary", "plausible"])
-def test_bodies(client: httpx.Client, bodies: Any) -> None:
-    @settings(max_examples=350, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+def test_bodies(client: httpx.Client, bodies: Any, count: int) -> None:
+    @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(body=bodies, action=st.sampled_from(ACTIONS), form=st.sampled_from(["application/json", "text/csv"]))
     def check(body: Any, action: str, form: str) -> None:
         headers = {"content-type": "application/json", "accept": form}
@@ -83,30 +89,40 @@ def test_bodies(client: httpx.Client, bodies: Any) -> None:
     check()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-@given(content=st.binary(max_size=200), media=st.sampled_from(["application/json", "text/plain", "", "a/b; c=d"]))
-def test_bytes(client: httpx.Client, content: bytes, media: str) -> None:
-    headers = {"content-type": media, "content-encoding": "gzip"}
-    refused_or_done(client.post("/v1/models/em_hysteresis/simulate", content=content, headers=headers))
+@counts(30, 150)
+def test_bytes(client: httpx.Client, count: int) -> None:
+    @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(content=st.binary(max_size=200), media=st.sampled_from(["application/json", "text/plain", "", "a/b; c=d"]))
+    def check(content: bytes, media: str) -> None:
+        headers = {"content-type": media, "content-encoding": "gzip"}
+        refused_or_done(client.post("/v1/models/em_hysteresis/simulate", content=content, headers=headers))
+
+    check()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-@given(
-    method=st.sampled_from(["GET", "POST", "PUT", "DELETE", "TRACE", "OPTIONS", "HEAD", "PATCH"]),
-    path=st.lists(
-        st.sampled_from(
-            ["v1", "models", "em_hysteresis", "simulate", "jobs", "page", "Evaluate", "..", "%2e%2e", "%00", "%ff",
-             "etc", "passwd", "", ".", "~", ";", "%0d%0a", "a" * 300]
+@counts(30, 150)
+def test_addresses_and_headers(client: httpx.Client, count: int) -> None:
+    @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(
+        method=st.sampled_from(["GET", "POST", "PUT", "DELETE", "TRACE", "OPTIONS", "HEAD", "PATCH"]),
+        path=st.lists(
+            st.sampled_from(
+                ["v1", "models", "em_hysteresis", "simulate", "jobs", "page", "Evaluate", "..", "%2e%2e", "%00", "%ff",
+                 "etc", "passwd", "", ".", "~", ";", "%0d%0a", "a" * 300]
+            ),
+            max_size=6,
         ),
-        max_size=6,
-    ),
-    header=st.sampled_from(["X-Request-Id", "Accept", "Authorization", "Last-Event-ID", "Cookie", "X-Forwarded-For"]),
-    value=st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=50),
-)  # fmt: skip
-def test_addresses_and_headers(client: httpx.Client, method: str, path: list[str], header: str, value: str) -> None:
-    address = httpx.URL(f"{client.base_url}/{'/'.join(path)}")
-    found = client.request(method, address, headers={header: value.strip()})
-    assert found.status_code < 500, found.text
+        header=st.sampled_from(
+            ["X-Request-Id", "Accept", "Authorization", "Last-Event-ID", "Cookie", "X-Forwarded-For"]
+        ),
+        value=st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=50),
+    )  # fmt: skip
+    def check(method: str, path: list[str], header: str, value: str) -> None:
+        address = httpx.URL(f"{client.base_url}/{'/'.join(path)}")
+        found = client.request(method, address, headers={header: value.strip()})
+        assert found.status_code < 500, found.text
+
+    check()
 
 
 RAW = (
@@ -154,44 +170,42 @@ LARGE = (
 )
 
 
-def test_large_wrong_bodies_cost_little() -> None:
-    with running("service:decay") as service, httpx.Client(base_url=service.url, timeout=60) as client:
-        process = psutil.Process(service.process.pid)
-        before, memory = process.cpu_times().user, process.memory_info().rss
-        for text in LARGE:
-            found = client.post("/v1/models/decay/forward", content=text, headers={"content-type": "application/json"})
-            assert found.status_code == 422
-            assert 1 <= len(found.json()["errors"]) <= 20
-        assert process.cpu_times().user - before < 4  # 16 s if every entry had an error of its own
-        assert process.memory_info().rss - memory < 300e6
+def test_large_wrong_bodies_cost_little(service: RunningService, client: httpx.Client) -> None:
+    process = psutil.Process(service.process.pid)
+    before, memory = process.cpu_times().user, process.memory_info().rss
+    for text in LARGE:
+        found = client.post("/v1/models/decay/forward", content=text, headers={"content-type": "application/json"})
+        assert found.status_code == 422
+        assert 1 <= len(found.json()["errors"]) <= 20
+    assert process.cpu_times().user - before < 4  # 16 s if every entry had an error of its own
+    assert process.memory_info().rss - memory < 300e6
 
 
-def test_clients_that_do_not_go_on_are_left() -> None:
+def test_clients_that_do_not_go_on_are_left(service: RunningService) -> None:
     """After a first request, and with an answer that is not read."""
-    with running("service:decay", receive_seconds=1) as service:
-        port = int(service.url.rpartition(":")[2])
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert b" 200 " in connection.recv(4096)
-            connection.sendall(b"GET /h")
-            assert closed(connection)
-        body = b'{"t_span": [0, 1], "points": 300000}'
-        with socket.socket() as connection:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.settimeout(30)
-            connection.connect(("127.0.0.1", port))
-            connection.sendall(
-                b"POST /v1/models/decay/simulate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                b"Content-Length: %d\r\n\r\n" % len(body) + body
-            )
-            assert b" 200 " in connection.recv(100)
-            process = psutil.Process(service.process.pid)
-            for _ in range(100):
-                if not [own for own in process.net_connections() if own.status == "ESTABLISHED"]:
-                    break
-                time.sleep(0.1)
-            else:
-                raise AssertionError("the connection is still open")
+    port = int(service.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b" 200 " in connection.recv(4096)
+        connection.sendall(b"GET /h")
+        assert closed(connection)
+    body = b'{"t_span": [0, 1], "points": 300000}'
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(30)
+        connection.connect(("127.0.0.1", port))
+        connection.sendall(
+            b"POST /v1/models/decay/simulate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(body) + body
+        )
+        assert b" 200 " in connection.recv(100)
+        process, own = psutil.Process(service.process.pid), connection.getsockname()[1]
+        for _ in range(100):
+            if not [found for found in process.net_connections() if found.raddr and found.raddr.port == own]:
+                break
+            time.sleep(0.1)
+        else:
+            raise AssertionError("the connection is still open")
 
 
 def closed(connection: socket.socket) -> bool:
@@ -216,7 +230,8 @@ def test_hosts(service: RunningService, host: bytes) -> None:
     assert b"application/problem+json" in answer or b" 400 " in answer
 
 
-def test_nothing_is_lost_and_nothing_grows(service: RunningService, client: httpx.Client) -> None:
+@counts(100, 400)
+def test_nothing_is_lost_and_nothing_grows(service: RunningService, client: httpx.Client, count: int) -> None:
     """The last test of the module."""
 
     def memory() -> list[int]:
@@ -227,12 +242,13 @@ def test_nothing_is_lost_and_nothing_grows(service: RunningService, client: http
             body = {"parameters": {"ka": ("x", -1.0, 300.0)[i % 3]}}
             refused_or_done(client.post(f"/v1/models/em_hysteresis/{ACTIONS[i % 2]}", json=body))
 
+    assert client.get("/readyz").json()["workers"] == 2
     text = client.get("/metrics").text
     assert "dae_hybrid_workers_replaced 0.0" in text, service.text()
     assert not [line for line in service.text().splitlines() if "traceback" in line]
-    ask(100)
+    ask(count // 4)
     before = memory()
-    ask(400)
+    ask(count)
     assert all(after - first < 5e6 for first, after in zip(before, memory(), strict=True))
     files = psutil.Process(service.process.pid).num_fds()
     assert files < 40

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -16,30 +17,44 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pytest
-from service import SLOW, RunningService, decay, running
+from service import SLOW, LocalService, RunningService, decay, jobs_in_threads, running, serving, times_of_results
 
 import dae_hybrid as dh
 
 K = np.linspace(0.5, 2.0, 24)
 OPTIONS = {"rtol": 1e-8, "atol": 1e-12}
 BUSY: dict[str, Any] = {"max_step": 1e-4, "t_span": [0, 3]}
-SETTINGS: dict[str, Any] = {"workers": 2, "max_steps": 10**12}
+SETTINGS: dict[str, Any] = {"workers": 1, "max_steps": 10**12}
 ENDED = ("done", "failed", "cancelled")
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
-    with running("service:decay", store=tmp_path_factory.mktemp("store"), **SETTINGS) as found:
+def jobs() -> Iterator[Callable[[float], None]]:
+    """Jobs run in threads."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield jobs_in_threads(patch)
+
+
+@pytest.fixture
+def hold(jobs: Callable[[float], None]) -> Iterator[Callable[[float], None]]:
+    """Set the number of chunks after which those of an ensemble wait for their cancellation, in this test."""
+    yield jobs
+    jobs(math.inf)
+
+
+@pytest.fixture(scope="module")
+def service(jobs: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalService]:
+    with serving("service:decay", store=tmp_path_factory.mktemp("store"), **SETTINGS) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def client(service: RunningService) -> Iterator[httpx.Client]:
+def client(service: LocalService) -> Iterator[httpx.Client]:
     with web(service) as found:
         yield found
 
 
-def web(service: RunningService, **further: Any) -> httpx.Client:
+def web(service: Any, **further: Any) -> httpx.Client:
     return httpx.Client(base_url=service.url, timeout=60, **further)
 
 
@@ -76,7 +91,7 @@ def stream(client: httpx.Client, address: str, last: int | str | None = None, mo
     return found
 
 
-def until(condition: Callable[[], object], seconds: float = 180.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -84,7 +99,7 @@ def until(condition: Callable[[], object], seconds: float = 180.0) -> None:
 
 
 def start_slow(service: RunningService, client: httpx.Client) -> Any:
-    """Submit a job, and wait until its workers compute; their start takes less than 4 s of their time."""
+    """Submit a job, and wait until its worker computes; its start takes less than 4 s of its time."""
     others = {own.pid for own in service.workers()}
     job = submit(client, sets(K[:4]) | SLOW)
 
@@ -106,7 +121,7 @@ def state(client: httpx.Client, job: Any) -> Any:
 
 
 def test_an_ensemble_from_its_submission_to_its_removal(client: httpx.Client) -> None:
-    job = submit(client, sets(gradient="forward"))
+    job = submit(client, sets(gradient="forward", max_step=1e-3))
     assert job["status"] in ("queued", "running")
     assert job["durable"] is True
     assert client.get(job["result"]).status_code in (200, 409)
@@ -114,7 +129,7 @@ def test_an_ensemble_from_its_submission_to_its_removal(client: httpx.Client) ->
     assert [number for number, *_ in found] == list(range(1, len(found) + 1))
     assert found[-1][1:] == ("status", found[-1][2] | {"status": "done", "done": len(K), "total": len(K)})
     assert any(event == "progress" and data["total"] == len(K) for _, event, data in found)
-    expected = dh.ensemble(decay().build(), (0, 3), parameters={"k": K}, gradient="forward", max_step=1e-4, **OPTIONS)
+    expected = dh.ensemble(decay().build(), (0, 3), parameters={"k": K}, gradient="forward", max_step=1e-3, **OPTIONS)
     result = client.get(job["result"]).json()
     assert result["functionals"]["area"] == expected.functionals["area"].tolist()
     assert result["gradients"]["area"] == expected.gradient["area"].tolist()
@@ -160,20 +175,24 @@ def test_events_resume_after_the_last_one_that_was_received(client: httpx.Client
             assert b"id: 1\n" in b"".join(answer.iter_bytes()), bad
 
 
-@pytest.mark.slow
-def test_listeners_cost_no_threads_and_leave_nothing(service: RunningService, client: httpx.Client) -> None:
-    job = start_slow(service, client)
-    process = psutil.Process(service.process.pid)
+def test_listeners_cost_no_threads_and_leave_nothing(
+    service: LocalService, client: httpx.Client, hold: Callable[[float], None]
+) -> None:
+    hold(0)
+    job = submit(client, sets(K[:4]))
+    until(lambda: state(client, job)["status"] == "running")
+    process = psutil.Process()
     threads, files = process.num_threads(), process.num_fds()
     clients = [web(service) for _ in range(60)]
     streams = [own.stream("GET", job["events"]) for own in clients]
     for own in streams:
         assert own.__enter__().status_code == 200
-    time.sleep(1.0)
+    until(lambda: len(service.service.jobs.jobs[job["id"]]._listeners) == len(streams))
     assert process.num_threads() <= threads + 4
     for own in (*streams, *clients):
         own.__exit__(None, None, None)
     until(lambda: process.num_fds() <= files + 4)
+    assert not service.service.jobs.jobs[job["id"]]._listeners
     begin = time.monotonic()
     answer = client.delete(job["href"])
     assert time.monotonic() - begin < 2.5
@@ -183,26 +202,14 @@ def test_listeners_cost_no_threads_and_leave_nothing(service: RunningService, cl
 # -- the end of a server ---------------------------------------------------------------------------------
 
 
-def modified(store: Path, job: Any) -> dict[Path, int]:
-    """Times of the files of results whose chunks are done."""
-    path = store / job["id"] / "runs"
-    found = dh.Ensemble.open(path)
-    done = set(found._table.blocks_done())
-    return {
-        file: file.stat().st_mtime_ns
-        for file in (path / "results.zarr" / "values" / "c").rglob("*")
-        if file.is_file() and int(file.relative_to(path / "results.zarr" / "values" / "c").parts[0]) in done
-    }
-
-
-@pytest.mark.slow
+@pytest.mark.operation
 def test_a_killed_server_loses_nothing_and_no_chunk_that_is_done_runs_again(tmp_path: Path) -> None:
     with running("service:decay", store=tmp_path, **SETTINGS) as first, web(first) as client:
         job, queued = submit(client, sets()), submit(client, sets(K[:3]))
         until(lambda: state(client, job)["done"] > 4)
         seen = stream(client, job["events"], most=3)
         assert first.stop(signal.SIGKILL) == -signal.SIGKILL
-    before = modified(tmp_path, job)
+    before = times_of_results(dh.Ensemble.open(tmp_path / job["id"] / "runs"))
     assert before
     with running("service:decay", store=tmp_path, **SETTINGS) as second, web(second) as client:
         seen += stream(client, job["events"], last=seen[-1][0])
@@ -210,13 +217,13 @@ def test_a_killed_server_loses_nothing_and_no_chunk_that_is_done_runs_again(tmp_
         assert seen[-1][2]["status"] == "done"
         result = client.get(job["result"]).json()
         assert stream(client, queued["events"])[-1][2]["status"] == "done"
-    after = modified(tmp_path, job)
+    after = times_of_results(dh.Ensemble.open(tmp_path / job["id"] / "runs"))
     assert {file: after[file] for file in before} == before
     expected = dh.batch(decay().build(), (0, 3), parameters={"k": K}, max_step=1e-4, **OPTIONS)
     assert result["functionals"]["area"] == expected.functionals["area"].tolist()
 
 
-@pytest.mark.slow
+@pytest.mark.operation
 def test_a_server_that_ends_leaves_its_jobs_to_the_next(tmp_path: Path) -> None:
     with running("service:decay", store=tmp_path, **SETTINGS) as first, web(first) as client:
         job = start_slow(first, client)
@@ -235,20 +242,20 @@ def test_a_server_that_ends_leaves_its_jobs_to_the_next(tmp_path: Path) -> None:
         until(lambda: state(client, job)["status"] == "cancelled")
 
 
-@pytest.mark.slow
-def test_a_second_server_on_a_store_is_refused(tmp_path: Path) -> None:
+@pytest.mark.operation
+def test_a_second_server_on_a_store_is_refused(service: LocalService) -> None:
     with (
-        running("service:decay", store=tmp_path, **SETTINGS),
         pytest.raises(RuntimeError, match="in use by another server"),
-        running("service:decay", store=tmp_path, **SETTINGS),
+        running("service:decay", store=service.service.jobs.store.path, **SETTINGS),
     ):
         pass
 
 
-@pytest.mark.slow
+@pytest.mark.operation
 def test_ensembles_run_on_a_dask_cluster(tmp_path: Path) -> None:
-    distributed = pytest.importorskip("distributed")
-    with distributed.LocalCluster(
+    from distributed import LocalCluster
+
+    with LocalCluster(
         n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs=50
     ) as cluster, running(
         "service:decay", store=tmp_path, dask=cluster.scheduler_address, **SETTINGS
@@ -257,7 +264,8 @@ def test_ensembles_run_on_a_dask_cluster(tmp_path: Path) -> None:
         assert stream(client, job["events"])[-1][2]["status"] == "done"
         result = client.get(job["result"]).json()
         lasting = submit(client, sets(K[:3]) | SLOW)
-        time.sleep(3.0)
+        until(lambda: state(client, lasting)["status"] == "running")
+        time.sleep(1.0)
         begin = time.monotonic()
         client.delete(lasting["href"])
         until(lambda: state(client, lasting)["status"] == "cancelled")
@@ -313,21 +321,24 @@ def test_an_address_never_names_a_file(client: httpx.Client, name: str) -> None:
     assert client.delete(f"/v1/jobs/{name}").status_code in (404, 405)
 
 
-def test_too_many_jobs_are_refused_and_a_token_is_needed(tmp_path: Path) -> None:
+def test_too_many_jobs_are_refused_and_a_token_is_needed(
+    service: LocalService, client: httpx.Client, hold: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     token = "a token of sixteen"
-    with running("service:decay", store=tmp_path, token=token, max_jobs=2, **SETTINGS) as own, web(own) as client:
-        assert client.post("/v1/jobs", json=sets()).status_code == 401
-        assert client.get("/v1/jobs").status_code == 401
-        client.headers["Authorization"] = f"Bearer {token}"
-        first, second = submit(client, sets(K[:3]) | SLOW), submit(client, sets(K[:3]))
-        answer = client.post("/v1/jobs", json=sets())
-        assert answer.status_code == 503
-        assert int(answer.headers["retry-after"]) > 0
-        assert client.delete(second["href"]).json()["status"] == "cancelled"
-        assert client.get(second["result"]).status_code == 409
-        assert "dae_hybrid_jobs_running 1.0" in client.get("/metrics").text
-        client.delete(first["href"])
-        until(lambda: state(client, first)["status"] == "cancelled")
+    service.change(monkeypatch, token=token, max_jobs=len(service.service.jobs.jobs) + 2)
+    assert client.post("/v1/jobs", json=sets()).status_code == 401
+    assert client.get("/v1/jobs").status_code == 401
+    monkeypatch.setitem(client.headers, "Authorization", f"Bearer {token}")
+    hold(0)
+    first, second = submit(client, sets(K[:3])), submit(client, sets(K[:3]))
+    answer = client.post("/v1/jobs", json=sets())
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
+    assert client.delete(second["href"]).json()["status"] == "cancelled"
+    assert client.get(second["result"]).status_code == 409
+    until(lambda: "dae_hybrid_jobs_running 1.0" in client.get("/metrics").text)
+    client.delete(first["href"])
+    until(lambda: state(client, first)["status"] == "cancelled")
 
 
 def test_the_openapi_document_describes_jobs(client: httpx.Client) -> None:

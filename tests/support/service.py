@@ -211,8 +211,9 @@ def jobs_in_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         def _run(self, work: Any, *arguments: Any) -> Any:
             if work is worker.run_chunk:
                 self.n_chunks += 1
-                while self.n_chunks > most and not worker.cancellation_of(arguments[-1]).is_cancelled:
-                    time.sleep(0.005)
+                if self.n_chunks > most:
+                    while not worker.cancellation_of(arguments[-1]).is_cancelled:
+                        time.sleep(0.005)
             return work(*arguments)
 
     class Here:
@@ -237,6 +238,16 @@ def jobs_in_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     monkeypatch.setattr("dae_hybrid.ensembles.ensemble.open_workers", opened)
     monkeypatch.setattr("dae_hybrid.service.job_runs.WorkerProcess", Here)
     return hold
+
+
+def times_of_results(runs: dh.Ensemble) -> dict[Path, int]:
+    """Times of the files of an ensemble's results whose chunks are done."""
+    folder, done = runs.path / "results.zarr" / "values" / "c", set(runs._table.blocks_done())
+    return {
+        file: file.stat().st_mtime_ns
+        for file in folder.rglob("*")
+        if file.is_file() and int(file.relative_to(folder).parts[0]) in done
+    }
 
 
 # -- models ----------------------------------------------------------------------------------------------
