@@ -280,10 +280,13 @@ def test_a_fit_whose_process_is_killed_runs_again_but_not_for_ever(tmp_path: Pat
         assert result_parts(failed, "json") is None
 
 
-def test_a_fit_is_cancelled(tmp_path: Path) -> None:
+def test_a_fit_is_cancelled(tmp_path: Path, hold_both: Callable[[float], None]) -> None:
+    hold_both(math.inf)
     with engine(tmp_path) as jobs:
         job = submit(jobs, FIT | {"max_step": 1e-9})
-        until(busy())
+        until(lambda: job.state["status"] == "running")
+        is_busy, seconds = busy(), time.process_time()
+        until(lambda: is_busy() or (not children() and time.process_time() > seconds + 0.5))  # a process, or a thread
         begin = time.monotonic()
         jobs.cancel(job)
         ended(job, "cancelled")
