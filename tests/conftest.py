@@ -160,7 +160,20 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Skip a test that needs an absent package."""
+    """Skip a test that needs an absent package; Hypothesis would look for a simpler example of what it raises."""
+    if drawn := getattr(getattr(item, "obj", None), "hypothesis", None):
+        inner = drawn.inner_test
+
+        @wraps(inner)
+        def test(*arguments: Any, **named: Any) -> Any:
+            try:
+                return inner(*arguments, **named)
+            except ImportError as error:
+                if reason := absent(item.config, error):
+                    pytest.skip(reason)
+                raise
+
+        drawn.inner_test = test
     try:
         return (yield)
     except Exception as error:

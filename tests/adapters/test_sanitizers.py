@@ -16,9 +16,8 @@ FOLDER = Path(__file__).parent
 #: what the compiled code does: events, clocks, knots, resets, batches, every method, both directions
 FILES = [
     *sorted(path.name for path in FOLDER.glob("test_native_*.py")),
-    "test_staggered.py",
-    "../interface/test_batch.py",
-]
+    "test_staggered.py", "test_ali3p.py::test_compiled_steps_are_those_of_python", "../interface/test_batch.py",
+]  # fmt: skip
 FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer"
 #: AddressSanitizer ends a process that loads a library with RTLD_DEEPBIND, as CasADi does with its plugins
 SHALLOW = """
