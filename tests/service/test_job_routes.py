@@ -8,7 +8,6 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,17 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pytest
-from service import SLOW, LocalService, RunningService, decay, jobs_in_threads, running, serving, times_of_results
+from service import (
+    SLOW,
+    LocalService,
+    RunningService,
+    computing,
+    decay,
+    jobs_in_threads,
+    running,
+    serving,
+    times_of_results,
+)
 
 import dae_hybrid as dh
 
@@ -99,16 +108,10 @@ def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
 
 
 def start_slow(service: RunningService, client: httpx.Client) -> Any:
-    """Submit a job, and wait until its worker computes; its start takes less than 4 s of its time."""
+    """Submit a job, and wait until its worker computes."""
     others = {own.pid for own in service.workers()}
     job = submit(client, sets(K[:4]) | SLOW)
-
-    def is_busy() -> bool:
-        with suppress(psutil.Error):
-            return any(own.cpu_times().user > 4.0 for own in service.workers() if own.pid not in others)
-        return False
-
-    until(is_busy)
+    until(computing(lambda: [own for own in service.workers() if own.pid not in others]))
     assert state(client, job)["status"] == "running"
     return job
 

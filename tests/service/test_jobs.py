@@ -18,7 +18,7 @@ import psutil
 import pyarrow as pa
 import pytest
 from pydantic import ValidationError
-from service import SLOW, decay, jobs_in_threads, times_of_results
+from service import SLOW, computing, decay, jobs_in_threads, times_of_results
 
 import dae_hybrid as dh
 from dae_hybrid.errors import LimitError, OverloadError
@@ -83,23 +83,6 @@ def children() -> list[psutil.Process]:
             if "ensembles.process" in " ".join(own.cmdline()):
                 found.append(own)
     return found
-
-
-def busy() -> Callable[[], bool]:
-    """Whether a worker computes: it has loaded a compiled model, and has computed for half a second since."""
-    loaded: dict[int, float] = {}
-
-    def is_busy() -> bool:
-        for own in children():
-            with suppress(psutil.Error):
-                seconds = own.cpu_times().user
-                if own.pid not in loaded and any("dae_hybrid-scratch" in entry.path for entry in own.memory_maps()):
-                    loaded[own.pid] = seconds
-                if seconds > loaded.get(own.pid, math.inf) + 0.5:
-                    return True
-        return False
-
-    return is_busy
 
 
 @pytest.fixture
@@ -194,7 +177,7 @@ def test_a_cancelled_job_ends_during_a_long_chunk(tmp_path: Path) -> None:
     with engine(tmp_path) as jobs:
         job = submit(jobs, sets(K[:3]) | SLOW)
         waiting = submit(jobs, sets(K[:3]))
-        until(busy())
+        until(computing(children))
         assert job.state["status"] == "running"
         jobs.cancel(waiting)
         assert waiting.state["status"] == "cancelled"
@@ -285,7 +268,7 @@ def test_a_fit_is_cancelled(tmp_path: Path, hold_both: Callable[[float], None]) 
     with engine(tmp_path) as jobs:
         job = submit(jobs, FIT | {"max_step": 1e-9})
         until(lambda: job.state["status"] == "running")
-        is_busy, seconds = busy(), time.process_time()
+        is_busy, seconds = computing(children), time.process_time()
         until(lambda: is_busy() or (not children() and time.process_time() > seconds + 0.5))  # a process, or a thread
         begin = time.monotonic()
         jobs.cancel(job)

@@ -240,6 +240,23 @@ def jobs_in_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return hold
 
 
+def computing(processes: Callable[[], list[psutil.Process]]) -> Callable[[], bool]:
+    """Whether one of these processes computes: it has loaded compiled code, and has computed for 0.5 s since."""
+    loaded: dict[int, float] = {}
+
+    def is_computing() -> bool:
+        for own in processes():
+            with suppress(psutil.Error, OSError):
+                seconds = own.cpu_times().user
+                if own.pid not in loaded and "dae_hybrid-scratch" in Path(f"/proc/{own.pid}/maps").read_text():
+                    loaded[own.pid] = seconds
+                if own.pid in loaded and seconds > loaded[own.pid] + 0.5:
+                    return True
+        return False
+
+    return is_computing
+
+
 def times_of_results(runs: dh.Ensemble) -> dict[Path, int]:
     """Times of the files of an ensemble's results whose chunks are done."""
     folder, done = runs.path / "results.zarr" / "values" / "c", set(runs._table.blocks_done())
