@@ -176,7 +176,6 @@ def test_a_run_without_events_has_an_empty_table() -> None:
 
 
 def test_a_data_frame_of_events_has_a_row_for_each() -> None:
-    pytest.importorskip("pandas")
     sol = RUNS["mixed"]()
     frame = sol.event_table.to_dataframe()
     assert len(frame) == len(sol.events)

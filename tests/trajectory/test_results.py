@@ -155,12 +155,10 @@ def test_columns_of_sensitivities(results: dict[str, Any]) -> None:
     assert list(columns)[:5] == ["t", "mode", "dx[0]/dk", "dx[1]/dk", "dx[0]/dq[0]"]
     assert np.array_equal(columns["dx[1]/dq[1]"], fsa["x"][:, 1, 2])
     assert np.array_equal(columns["dy/dk"], fsa["y"][:, 0])
-    pytest.importorskip("pandas")
     assert list(fsa.to_dataframe().columns) == list(columns)
 
 
 def test_labelled_arrays_of_a_trajectory(results: dict[str, Any]) -> None:
-    pytest.importorskip("xarray")
     sol = results["sol"]
     found = sol.to_xarray()
     assert found["x"].dims == ("t", "x_entry")
@@ -176,7 +174,6 @@ def test_labelled_arrays_of_a_trajectory(results: dict[str, Any]) -> None:
 
 
 def test_labelled_arrays_of_sensitivities(results: dict[str, Any]) -> None:
-    pytest.importorskip("xarray")
     fsa = results["fsa"]
     found = fsa.to_xarray()
     assert found["x"].dims == ("t", "x_entry", "parameter")
@@ -190,7 +187,6 @@ def test_labelled_arrays_of_sensitivities(results: dict[str, Any]) -> None:
 
 
 def test_names_that_the_dataset_needs_are_refused() -> None:
-    pytest.importorskip("xarray")
     built = tank(x="mode", k="t0").build(native=False)
     with pytest.raises(dh.OptionError, match="in tables of results: 'mode'"):
         dh.simulate(built, (0, 1)).to_xarray()
@@ -202,7 +198,6 @@ def test_names_that_the_dataset_needs_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["mode", "event", "v_entry"])
 def test_names_of_the_model_that_a_dataset_needs_are_refused(name):
-    pytest.importorskip("xarray")
     m = dh.HybridModel("m")
     x, v, k = m.differential(name), m.differential("v", size=2), m.parameter("k", 0.5)
     run = m.mode("run", ode={x: -k * x, v: -v})
