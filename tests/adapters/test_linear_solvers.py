@@ -194,7 +194,7 @@ def test_many_algebraic_variables_and_an_implicit_reset_are_differentiated() -> 
 
 def test_vectors_and_elements_agree() -> None:
     """The same equations as operations on vectors, which stay together, and element by element."""
-    n = 150
+    n = 60
     m = dh.HybridModel("elements")
     a, s = m.parameter("a", 0.7), m.parameter("s", 1.0)
     y = m.differential("y", size=n)

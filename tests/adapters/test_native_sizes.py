@@ -32,10 +32,9 @@ def differenced(system: dh.HybridSystem, name: str, step: float) -> float:
     return (4 * half - whole) / 3
 
 
-@pytest.mark.covering
 @pytest.mark.native
 @pytest.mark.parametrize("kind", ["vectors", "elements", "probe"])
-@pytest.mark.parametrize("n", [60, 300])
+@pytest.mark.parametrize("n", [60, pytest.param(300, marks=pytest.mark.campaign)])
 def test_forward_is_adjoint_is_finite_differences(n: int, kind: str) -> None:
     system = rod(n, kind)
     expected = [differenced(system, name, 2e-3) for name in system.parameters.names]

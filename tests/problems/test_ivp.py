@@ -47,6 +47,7 @@ def test_tubes_that_become_turbulent_or_laminar() -> None:
     assert digits[1] > digits[0] + 1.0
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("end", [9950.0, 10050.0, 10400.0, 10850.0, 10950.0])
 def test_unknowns_of_a_constrained_mode_are_in_the_error_test(end: float) -> None:
     """Newton's matrix hardly ever grows old there; out of the test, errors of the friction grew from step to step.
