@@ -61,8 +61,14 @@ POINTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("where", ["start", "transition"])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    ("where", "point"),
+    [
+        pytest.param(where, point, marks=pytest.mark.campaign if (i + k) % 2 else [])
+        for i, point in enumerate(POINTS)
+        for k, where in enumerate(("start", "transition"))
+    ],
+)
 def test_the_nearest_point_of_an_ellipse(where: str, point: tuple[float, float]) -> None:
     assert np.allclose(landing(where, point), nearest_on_ellipse(*point), atol=3e-7)
     assert np.allclose(landing(where, point, (1.0, 3.0)), nearest_on_ellipse(*point, (1.0, 3.0)), atol=3e-7)
@@ -87,6 +93,7 @@ def test_the_centre_of_a_circle_has_no_nearest_point() -> None:
         dh.simulate(m.build(), (0, 1))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
 @pytest.mark.parametrize("metric", [None, (1.0, 3.0)])
 def test_derivatives_of_a_projected_start(native: bool, metric: tuple[float, float] | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import casadi as ca
@@ -160,11 +161,9 @@ def test_vectors_of_any_length(n: int, compare_gradients: Any) -> None:
     ]
     m.transition(run, run, guard=ca.sum1(x), direction="falling", reset=reset, name="hit")
     m.initial(run, {x: np.linspace(0.2, 1, n), v: -e * np.ones(n)})
-    m.functional("G", integrand=ca.sumsqr(x), terminal=ca.sum1(v))
-    m.functional("cost", at_events={"hit": ca.sumsqr(P)})
-    system = m.build(native=False)
-    for name in ("G", "cost"):
-        compared = compare_gradients(system, (0, 1.5), name, rtol=1e-11, atol=1e-13)
+    both = {"integrand": ca.vertcat(ca.sumsqr(x), 0), "terminal": ca.vertcat(ca.sum1(v), 0)}
+    m.functional("G", **both, at_events={"hit": ca.vertcat(0, ca.sumsqr(P))})
+    compared = compare_gradients(m.build(native=False), (0, 1.5), "G", rtol=1e-11, atol=1e-13)
     assert len(compared.forward.events) == 1
 
 
@@ -671,6 +670,7 @@ def test_a_reset_that_any_value_satisfies_is_refused_by_every_analysis(power: in
         assert caught.value.time == pytest.approx(1.0)
 
 
+@cache
 def redundant(share: float, kind: str) -> dh.HybridSystem:
     """A bounce v+ = -p v/2, and an equation too many that misses by share (p - 1)."""
     m = dh.HybridModel("redundant")
