@@ -50,7 +50,7 @@ PLAUSIBLE = st.fixed_dictionaries(
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[RunningService]:
-    with running("em_hysteresis", "service:decay", workers=2, max_seconds=5, receive_seconds=1) as found:
+    with running("em_hysteresis", "service:decay", max_seconds=5, receive_seconds=1) as found:
         yield found
 
 
@@ -242,7 +242,6 @@ def test_nothing_is_lost_and_nothing_grows(service: RunningService, client: http
             body = {"parameters": {"ka": ("x", -1.0, 300.0)[i % 3]}}
             refused_or_done(client.post(f"/v1/models/em_hysteresis/{ACTIONS[i % 2]}", json=body))
 
-    assert client.get("/readyz").json()["workers"] == 2
     text = client.get("/metrics").text
     assert "dae_hybrid_workers_replaced 0.0" in text, service.text()
     assert not [line for line in service.text().splitlines() if "traceback" in line]

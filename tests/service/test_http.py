@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
 import signal
 import socket
@@ -26,6 +27,7 @@ from dae_hybrid.errors import OptionError
 from dae_hybrid.named_models import UsageError
 from dae_hybrid.problems import em_hysteresis, rimless_wheel
 from dae_hybrid.service import pool
+from dae_hybrid.service.log import LOG
 from dae_hybrid.service.models import served_models
 from dae_hybrid.service.settings import Settings
 
@@ -424,10 +426,12 @@ def send_for(seconds: float, connection: socket.socket) -> None:
 @pytest.mark.operation
 def test_running_requests_are_finished_before_the_end() -> None:
     with (
-        running("service:decay", max_steps=10**12) as service,
+        running("service:decay", workers=2, max_steps=10**12) as service,
         ThreadPoolExecutor(1) as threads,
         web(service) as client,
     ):
+        assert client.get("/readyz").json()["workers"] == 2
+        assert "dae_hybrid_workers_ready 2.0" in client.get("/metrics").text
         body = {"t_span": [0, 1], "max_step": 2e-7, "max_steps": 10**12, "points": 2}
         answer = threads.submit(post, client, "decay", "simulate", body)
         until(lambda: "dae_hybrid_requests_running 1.0" in client.get("/metrics").text)
@@ -508,9 +512,17 @@ def test_other_hosts_and_other_sites_are_refused(client: httpx.Client) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_wrong_start_is_told_without_a_traceback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    code: int,
+    words: str,
 ) -> None:
     (tmp_path / "TOKEN").write_text("correct-horse-battery")
+    for logger in (LOG, logging.getLogger("uvicorn.error")):  # whose handlers a start replaces
+        for name in ("handlers", "propagate", "level"):
+            monkeypatch.setattr(logger, name, getattr(logger, name))
     given = [str(tmp_path / "TOKEN") if text == "TOKEN" else text for text in arguments]
     assert main(["serve", *given]) == code
     text = capsys.readouterr().err

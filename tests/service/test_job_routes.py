@@ -165,7 +165,7 @@ def test_a_fit_from_its_submission_to_its_result(client: httpx.Client) -> None:
 
 
 def test_events_resume_after_the_last_one_that_was_received(client: httpx.Client) -> None:
-    job = submit(client, sets(np.linspace(0.5, 2.0, 60)))
+    job = submit(client, sets(np.linspace(0.5, 2.0, 40)))
     found = stream(client, job["events"], most=3)
     while found[-1][2].get("status") not in ENDED:
         found += stream(client, job["events"], last=found[-1][0], most=2)
@@ -186,7 +186,7 @@ def test_listeners_cost_no_threads_and_leave_nothing(
     until(lambda: state(client, job)["status"] == "running")
     process = psutil.Process()
     threads, files = process.num_threads(), process.num_fds()
-    clients = [web(service) for _ in range(60)]
+    clients = [web(service) for _ in range(20)]
     streams = [own.stream("GET", job["events"]) for own in clients]
     for own in streams:
         assert own.__enter__().status_code == 200

@@ -168,8 +168,8 @@ def test_a_service_from_its_start_to_its_end(context: Callable[..., BrowserConte
         page.goto(f"{service.url}/#model=decay&t=0,1")
         computed(page)
         assert value_of(page) == own.functionals["end"]
-        last = threads.submit(client.post, "/v1/models/decay/simulate", json=SLOW | {"max_step": 5e-7})
-        while "dae_hybrid_requests_running 1.0" not in httpx.get(f"{service.url}/metrics").text:
+        last = threads.submit(client.post, "/v1/models/decay/simulate", json=SLOW | {"max_step": 1e-6})
+        while "dae_hybrid_requests_running 1.0" not in client.get("/metrics").text:
             assert not last.done()
         assert service.stop() == 0
         assert last.result().json()["t_end"] == 1.0

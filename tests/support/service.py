@@ -193,7 +193,7 @@ def logged() -> Iterator[list[dict[str, Any]]]:
 
 
 def jobs_in_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Carry out jobs in threads of this process, whose start costs nothing, instead of worker processes.
+    """Carry out jobs, and requests, in threads of this process, whose start costs nothing, not in worker processes.
 
     Returns a function that sets the number of chunks of an ensemble after which chunks wait for their cancellation.
     """
@@ -236,7 +236,8 @@ def jobs_in_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         most = after
 
     monkeypatch.setattr("dae_hybrid.ensembles.ensemble.open_workers", opened)
-    monkeypatch.setattr("dae_hybrid.service.job_runs.WorkerProcess", Here)
+    for module in ("job_runs", "pool"):
+        monkeypatch.setattr(f"dae_hybrid.service.{module}.WorkerProcess", Here)
     return hold
 
 
