@@ -60,6 +60,16 @@ def browser() -> Iterator[Browser]:
         found.close()
 
 
+@pytest.fixture(scope="module")
+def shown(service: LocalService, browser: Browser) -> Iterator[Page]:
+    """A page that tests look at, and leave as it is."""
+    with browser.new_context(viewport={"width": 1400, "height": 900}) as context:
+        page = context.new_page()
+        page.goto(f"{service.url}/#model=em_hysteresis")
+        computed(page)
+        yield page
+
+
 @pytest.fixture
 def context(browser: Browser) -> Iterator[Callable[..., BrowserContext]]:
     made = []
@@ -223,8 +233,8 @@ def test_the_page_loads_without_errors_and_from_its_server_alone(
 # -- numbers ---------------------------------------------------------------------------------------------
 
 
-def test_values_and_events_are_those_of_the_library(visit: Callable[..., Page], tmp_path: Path) -> None:
-    page, sol = visit(), simulate()
+def test_values_and_events_are_those_of_the_library(shown: Page, tmp_path: Path) -> None:
+    page, sol = shown, simulate()
     assert value_of(page) == sol.functionals["G"]
     rows = table_of(saved(page, "#save-csv", tmp_path))
     assert [row["mode"] for row in rows] == sol.modes.tolist()
@@ -282,10 +292,9 @@ def test_the_python_call_of_a_file_does_not_tell_its_folder(tmp_path: Path) -> N
     assert str(tmp_path) not in "".join(lines)
 
 
-def test_the_picture_is_a_png_of_all_charts(visit: Callable[..., Page], tmp_path: Path) -> None:
-    page = visit()
-    page.evaluate("() => { const frame = () => requestAnimationFrame(frame); frame(); }")  # encodes between frames
-    content = saved(page, "#save-png", tmp_path).read_bytes()
+def test_the_picture_is_a_png_of_all_charts(shown: Page, tmp_path: Path) -> None:
+    shown.evaluate("() => { const frame = () => requestAnimationFrame(frame); frame(); }")  # encodes between frames
+    content = saved(shown, "#save-png", tmp_path).read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = (int.from_bytes(content[at : at + 4]) for at in (16, 20))
     assert width > 1000
@@ -554,7 +563,11 @@ def test_the_address_gives_the_setting_to_a_colleague(visit: Callable[..., Page]
 
 
 @pytest.mark.parametrize(
-    "fragment", ["model=nothing", "model=em_hysteresis&p.ka=abc&t=1&points=-3&show=q&phase=u", "%%%"]
+    "fragment",
+    [
+        "model=em_hysteresis&p.ka=abc&t=1&points=-3&show=q&phase=u",
+        *(pytest.param(text, marks=pytest.mark.operation) for text in ("model=nothing", "%%%")),
+    ],
 )
 def test_a_wrong_address_is_no_harm(visit: Callable[..., Page], fragment: str) -> None:
     page = visit(fragment)
@@ -589,8 +602,8 @@ def test_every_control_has_a_name_and_the_order_of_tabs_is_that_of_reading(visit
     assert page.locator("#state").get_attribute("aria-live") == "polite"
 
 
-def test_plots_are_read_with_the_keyboard(visit: Callable[..., Page]) -> None:
-    page, sol = visit(), simulate()
+def test_plots_are_read_with_the_keyboard(shown: Page) -> None:
+    page, sol = shown, simulate()
     plot, readout = page.locator("#trajectories .chart").first, page.locator("#readout")
     assert "from −0.16" in str(plot.get_attribute("aria-label"))
     plot.focus()
@@ -624,11 +637,11 @@ def test_a_phone_needs_no_horizontal_scrolling(visit: Callable[..., Page], model
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_contrast_in_light_and_dark(visit: Callable[..., Page], scheme: Any) -> None:
-    page = visit(color_scheme=scheme)
+def test_text_has_contrast_in_light_and_dark(shown: Page, scheme: Any) -> None:
+    shown.emulate_media(color_scheme=scheme)
     names = ("ground", "panel", "text", "quiet", "accent", "computed", "linearised", "kept", "wrong", "wrong-ground",
              "notice-text", "notice-ground")  # fmt: skip
-    found = page.evaluate(
+    found = shown.evaluate(
         """(names) => {
             const style = getComputedStyle(document.documentElement);
             return names.map((name) => style.getPropertyValue(`--${name}`).trim());
