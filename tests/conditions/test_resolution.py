@@ -52,6 +52,7 @@ def driven(
     return m.build(native=native, eliminate=form == "explicit")
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("nominal", NOMINAL)
 @pytest.mark.parametrize("start", [0.0, 1.0])
@@ -125,10 +126,17 @@ def cell(n: int) -> dh.HybridSystem:
     return m.build()
 
 
+@cache
+def by_fine_steps(n: int) -> np.ndarray:
+    """The gradient of `cell` at a tight tolerance."""
+    return np.asarray(dh.adjoint_gradient(cell(n), (0, 100), rtol=1e-11, atol=1e-13).gradient)
+
+
+@pytest.mark.covering
 @pytest.mark.parametrize("n", [20, 50])
 @pytest.mark.parametrize("rtol", [1e-4, 1e-6, 1e-8, 1e-10])
 def test_sensitivities_of_a_dae_are_in_the_error_test(n: int, rtol: float) -> None:
-    exact = dh.adjoint_gradient(cell(n), (0, 100), rtol=1e-11, atol=1e-13).gradient
+    exact = by_fine_steps(n)
     for which in ("staggered", "simultaneous"):
         options: dict[str, Any] = {"sensitivity_method": which}
         fsa = dh.forward_sensitivity(cell(n), (0, 100), rtol=rtol, atol=rtol / 100, **options)
@@ -137,6 +145,7 @@ def test_sensitivities_of_a_dae_are_in_the_error_test(n: int, rtol: float) -> No
     np.testing.assert_allclose(asa.gradient, exact, rtol=300 * rtol)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("which", ["staggered", "simultaneous"])
 @pytest.mark.parametrize("degree", [0, 1, 2, 3])

@@ -60,6 +60,7 @@ def both(system: dh.HybridSystem, t_end: float = 1.0, **options: Any) -> list[np
     return [forward.gradient["G"], dh.adjoint_gradient(system, (0, t_end), functional="G", **TIGHT, **options).gradient]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("where", ["ode", "integrand", "algebraic"])
 @pytest.mark.parametrize("name", RATES)
 def test_kinks_of_equations_and_integrands(name: str, where: str) -> None:
@@ -94,6 +95,7 @@ def test_directions_that_keep_the_kink_have_a_derivative() -> None:
         assert gradient == pytest.approx([BY_A, 1 - F], rel=1e-6)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kinks", ["integrate", "events"])
 @pytest.mark.parametrize("method", ["bdf", "adams"])
 @pytest.mark.parametrize("t_eval", [None, [0.0, 3.0]])
@@ -127,7 +129,6 @@ def test_rest_in_the_middle_of_a_segment_before_an_event() -> None:
                 dh.forward_sensitivity(system, (0, 3), t_eval=t_eval, native_events=native, **TIGHT)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("start", [0.0, 1.0])
 def test_a_kink_that_is_left_at_once_has_a_derivative(start: float) -> None:
     """x = start + a + t^2 / 2 starts at the kink of |x - start| with rate zero, and leaves it."""
@@ -135,7 +136,7 @@ def test_a_kink_that_is_left_at_once_has_a_derivative(start: float) -> None:
     a, x, v = m.parameter("a", 0.0), m.differential("x"), m.differential("v")
     m.initial(m.mode("run", ode={x: v, v: 1}), {x: start + a, v: 0.0})
     m.functional("G", integrand=ca.fabs(x - start))
-    for gradient in both(m.build(native=False)):
+    for gradient in both(m.build()):
         assert gradient == pytest.approx([1.0], rel=1e-6)
 
 
