@@ -90,7 +90,11 @@ def test_the_closed_form_is_one():
             assert abs(slope - slid(c, h)[2][i]) < 1e-8
 
 
-@pytest.mark.parametrize("tol", TOLERANCES, ids="{:.0e}".format)
+@pytest.mark.parametrize(
+    "tol",
+    [pytest.param(tol, marks=pytest.mark.campaign if i % 5 else []) for i, tol in enumerate(TOLERANCES)],
+    ids="{:.0e}".format,
+)
 def test_a_sliding_mode_as_the_remedy_says(tol):
     """It leaves tangentially, at every tolerance, and the surface is crossed at once where it does not slide."""
     check(sliding(), tol, 1.0, 0.2)
@@ -197,6 +201,13 @@ def test_a_forgotten_crossing(call):
     assert "on_entry='fire'" in caught.value.remedy
 
 
+@cache
+def bounded(case: str, *, eliminate: bool, native: bool) -> dh.HybridSystem:
+    """A system of `CASES`."""
+    z, bounds, leave, _ = CASES[case]
+    return scalar(z, bounds, eliminate=eliminate, native=native, **leave)
+
+
 def scalar(z: Any, bounds: Any, *, eliminate: bool = True, native: bool = True, size: int = 1, **leave: Any) -> Any:
     """x' = 1 from 0 on, with an algebraic variable that is a function of x."""
     m = dh.HybridModel("scalar")
@@ -232,13 +243,22 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any], float | None]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("adapter", ["sundials", "interpreted", "scipy"])
+ENGINES = ("sundials", "interpreted", "scipy")
+
+
+@pytest.mark.parametrize(
+    ("case", "adapter"),
+    [
+        pytest.param(case, adapter, marks=[] if (i + k) % 3 == 0 else pytest.mark.campaign)
+        for i, case in enumerate(CASES)
+        for k, adapter in enumerate(ENGINES)
+    ],
+)
 def test_where_a_run_is_refused(case, adapter):
-    z, bounds, leave, where = CASES[case]
+    _, _, leave, where = CASES[case]
     given = {} if adapter != "scipy" else {"adapter": "scipy"}
     for eliminate in (True, False):
-        system = scalar(z, bounds, eliminate=eliminate, native=adapter != "interpreted", **leave)
+        system = bounded(case, eliminate=eliminate, native=adapter != "interpreted")
         if where is None:
             run = dh.simulate(system, (0, 2), rtol=1e-8, **given)
             assert run.complete
@@ -330,6 +350,7 @@ def oscillator(*, native: bool = True) -> dh.HybridSystem:
     return m.build(native=native)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("rtol", [1e-4, 1e-6, 1e-8, 1e-10])
 @pytest.mark.parametrize(
     ("adapter", "native"), [("sundials", True), ("sundials", False), ("scipy", True), ("casadi", True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import dae_hybrid as dh
 
 OPTIONS: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-12}
+SPAN = (0.0, 1.07)
 #: 0.1 * 3 is larger than 0.3 by a rounding error
 KNOTS = np.arange(12) * 0.1
 FORMS = (
@@ -26,6 +28,7 @@ FORMS = (
 )
 
 
+@cache
 def sampled(form: str) -> dh.HybridSystem:
     """A sampled feedback whose ticks coincide with other times."""
     m = dh.HybridModel(form)
@@ -62,17 +65,25 @@ def sampled(form: str) -> dh.HybridSystem:
     return m.build()
 
 
+@cache
+def adjoint(form: str, method: str = "erk", *, native: bool = True) -> np.ndarray:
+    """The gradient of a form."""
+    options = {"method": method, "native_events": native, **OPTIONS}
+    return np.asarray(dh.adjoint_gradient(sampled(form), SPAN, functional="G", **options).gradient)
+
+
 def seen(sol: dh.Trajectory) -> list[tuple[float, str, int, int]]:
     """What a run did, without the rounding of its event times."""
     return [(round(e.time, 8), e.transition, e.order, e.count) for e in sol.events]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("method", ["erk", "bdf"])
 @pytest.mark.parametrize("form", FORMS)
 def test_compiled_code_and_python_carry_out_the_same_instants(form: str, method: str) -> None:
-    system, span = sampled(form), (0.0, 1.07)
+    system = sampled(form)
     runs = [
-        dh.simulate(system, span, method=method, native_events=native, t_eval=np.linspace(0, 1, 11), **OPTIONS)
+        dh.simulate(system, SPAN, method=method, native_events=native, t_eval=np.linspace(0, 1, 11), **OPTIONS)
         for native in (True, False)
     ]
     ours, theirs = runs
@@ -87,34 +98,32 @@ def test_compiled_code_and_python_carry_out_the_same_instants(form: str, method:
     gradients = []
     for native in (True, False):
         how = {"method": method, "native_events": native, **OPTIONS}
-        gradients.append(dh.forward_sensitivity(system, span, **how).gradient["G"])
-        gradients.append(dh.adjoint_gradient(system, span, functional="G", **how).gradient)
+        gradients.append(dh.forward_sensitivity(system, SPAN, **how).gradient["G"])
+        gradients.append(adjoint(form, method, native=native))
     for gradient in gradients[1:]:
         np.testing.assert_allclose(gradient, gradients[0], rtol=2e-5)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients_at_common_instants_are_those_of_differences(form: str) -> None:
-    system, span = sampled(form), (0.0, 1.07)
-    found = dh.adjoint_gradient(system, span, functional="G", method="erk", **OPTIONS)
+    system, found = sampled(form), adjoint(form)
     p, h = np.array(system.parameter_vector(None)), 1e-5
     for i in range(p.size):
         values = []
         for sign in (1, -1):
             moved = p.copy()
             moved[i] += sign * h
-            values.append(dh.simulate(system, span, parameters=moved, method="erk", **OPTIONS).functionals["G"])
-        np.testing.assert_allclose(found.gradient[i], (values[0] - values[1]) / (2 * h), rtol=2e-5, atol=1e-7)
+            values.append(dh.simulate(system, SPAN, parameters=moved, method="erk", **OPTIONS).functionals["G"])
+        np.testing.assert_allclose(found[i], (values[0] - values[1]) / (2 * h), rtol=2e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "guard"])
 def test_batches_carry_out_common_instants_natively(form: str) -> None:
-    system, span = sampled(form), (0.0, 1.07)
-    p = np.array([[1.2, 0.4], [1.1, 0.5]])
-    batch = dh.batch(system, span, parameters=p, functional="G", gradient="adjoint", method="erk", **OPTIONS)
+    system, p = sampled(form), np.array([[1.2, 0.4], [1.1, 0.5]])
+    batch = dh.batch(system, SPAN, parameters=p, functional="G", gradient="adjoint", method="erk", **OPTIONS)
     assert batch.native.all(), batch.reasons
     for own, gradient in zip(p, batch.gradient["G"], strict=True):
-        alone = dh.adjoint_gradient(system, span, functional="G", parameters=own, method="erk", **OPTIONS)
+        alone = dh.adjoint_gradient(system, SPAN, functional="G", parameters=own, method="erk", **OPTIONS)
         np.testing.assert_array_equal(np.ravel(gradient), np.ravel(alone.gradient))
 
 

@@ -53,12 +53,11 @@ def test_a_tank_that_is_pumped_empty(adapter: str, method: str, native: bool) ->
     assert np.allclose(fsa.gradient["volume"], asa.gradient, rtol=1e-6)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("leak", [0.1, 1e-3])
 @pytest.mark.parametrize(("adapter", "method", "native"), EVERY_LOOP)
 def test_a_tank_runs_empty_at_every_tolerance(adapter: str, method: str, native: bool, leak: float) -> None:
     """Trial steps go where h < 0, and the last ones are as short as rounding; what is known is known to tolerance."""
-    if adapter == "scikits-odes":
-        pytest.importorskip("scikits_odes_sundials")
     empty_at = 2 * (1.0 - leak * np.log((1.0 + leak) / leak))
     system = tank(native=native, leak=leak)
     for rtol in (1e-4, 1e-6, 1e-8):
@@ -83,8 +82,6 @@ def test_the_adjoint_does_not_keep_the_jacobian_of_an_empty_tank() -> None:
 @pytest.mark.parametrize(("adapter", "method", "native"), EVERY_LOOP)
 def test_a_tank_that_empties_by_itself_touches_zero(adapter: str, method: str, native: bool) -> None:
     """h = (1 - t / 2)^2: the rate is zero where h is, and the time is known to the root of the tolerance."""
-    if adapter == "scikits-odes":
-        pytest.importorskip("scikits_odes_sundials")
     system = tank(native=native, leak=0.0)
     options = {"adapter": adapter, "method": method, "rtol": 1e-8, "atol": 1e-10}
     sol = dh.simulate(system, (0, 3), **options)
@@ -107,6 +104,7 @@ def test_equations_without_values_away_from_guards_are_still_refused() -> None:
         dh.simulate(m.build(), (0, 3), rtol=1e-8)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("direction", ["rising", "falling", "both"])
 @pytest.mark.parametrize(("adapter", "method", "native"), LOOPS)
 def test_a_pole_is_no_crossing(adapter: str, method: str, native: bool, direction: str) -> None:
@@ -116,7 +114,7 @@ def test_a_pole_is_no_crossing(adapter: str, method: str, native: bool, directio
         run = m.mode("run", ode={x: 1.0})
         m.transition(run, run, guard=pole(x) * (1 if direction == "rising" else -1), direction=direction, name="pole")
         m.initial(run, {x: 0.1})
-        with pytest.raises(dh.EventError, match="pole") as caught:
+        with pytest.raises(dh.EventError, match="has a pole here") as caught:
             dh.simulate(m.build(native=native), (0, 0.9), adapter=adapter, method=method)
         assert not isinstance(caught.value, dh.ZenoError)
         assert caught.value.time == pytest.approx(0.4, abs=1e-9)
@@ -172,21 +170,11 @@ def test_a_level_with_a_power_that_negative_numbers_do_not_have(adapter: str, me
 
 
 @pytest.mark.parametrize("options", [{}, {"method": "bdf"}, {"method": "adams"}])
-@pytest.mark.parametrize(
-    ("guard", "said"),
-    [
-        (lambda x: 1 / (x - 1), "has a pole here"),
-        (lambda x: 1 / (x - 1) ** 3, "has a pole here"),
-        (ca.tan, "has a pole here"),
-        (lambda x: -ca.atan2(ca.sin(x), ca.cos(x)), "changes sign here, but"),
-    ],
-    ids=["pole", "cube of a pole", "tangent", "jump"],
-)
-def test_a_sign_that_changes_without_a_zero_is_called_what_it_is(guard: Any, said: str, options: Any) -> None:
+def test_a_sign_that_changes_at_a_jump_is_no_crossing(options: Any) -> None:
     m = dh.HybridModel("jumps")
     x = m.differential("x")
     one, other = m.mode("one", ode={x: 1.0}), m.mode("other", ode={x: 1.0})
-    m.transition(one, other, guard=guard(x), direction="rising" if "changes" in said else "both", name="never")
+    m.transition(one, other, guard=-ca.atan2(ca.sin(x), ca.cos(x)), direction="rising", name="never")
     m.initial(one, {x: 0.1})
-    with pytest.raises(dh.EventError, match=said):
+    with pytest.raises(dh.EventError, match="changes sign here, but"):
         dh.simulate(m.build(), (0, 4), **options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import casadi as ca
 import numpy as np
 import pytest
@@ -38,6 +40,11 @@ def bouncing(clearance=0.0):
     return mech
 
 
+@cache
+def built(form, *, native=True):
+    return bouncing().build(form, native=native)
+
+
 def reach():
     """Where the ball of `bouncing` is at the end, and the derivative; it rests at the fourth touch."""
     e, g, h, c, d = symbols = [ca.SX.sym(name) for name in NOMINAL]
@@ -51,7 +58,7 @@ def reach():
 
 @ALL
 def test_bounce_or_rest_by_a_deciding_mode(form):
-    system, (value, gradient) = bouncing().build(form), reach()
+    system, (value, gradient) = built(form), reach()
     check = dh.check_gradient(system, (0, END), "reach", **TIGHT)
     assert check.same_events
     assert check.value == pytest.approx(value, rel=1e-8)
@@ -61,12 +68,13 @@ def test_bounce_or_rest_by_a_deciding_mode(form):
     assert [event.transition for event in sol.events] == [*["touches", "bounces"] * 3, "touches", "rests"]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
 @pytest.mark.parametrize("method", ["adams", "bdf"])
 def test_bounce_or_rest_whatever_the_method(method, native):
     value, gradient = reach()
     for form in (Index2(), Reduced()):
-        system = bouncing().build(form, native=native)
+        system = built(form, native=native)
         asa = dh.adjoint_gradient(system, (0, END), method=method, duality=True, **TIGHT)
         assert asa.value == pytest.approx(value, rel=1e-6)
         assert asa.gradient == pytest.approx(gradient, rel=1e-5, abs=1e-5)
@@ -123,9 +131,14 @@ def dumbbell(renamed, impact=None):
     return mech
 
 
+@cache
+def without_a_change():
+    return dh.forward_sensitivity(dumbbell(renamed=False).build(), (0, 1), **TIGHT)
+
+
 @EXACT
 def test_a_change_of_names_changes_nothing(form):
-    expected = dh.forward_sensitivity(dumbbell(renamed=False).build(), (0, 1), **TIGHT)
+    expected = without_a_change()
     for impact in (None, Continuous()):
         system = dumbbell(renamed=True, impact=impact).build(form)
         fsa = dh.forward_sensitivity(system, (0, 1), **TIGHT)
@@ -136,6 +149,7 @@ def test_a_change_of_names_changes_nothing(form):
         assert asa.gradient == pytest.approx(expected.gradient["G"], abs=1e-6)
 
 
+@pytest.mark.covering
 @EXACT
 @pytest.mark.parametrize("what", ["positions", "velocities"])
 def test_a_reset_off_the_constraints_is_refused(what, form):
@@ -151,6 +165,6 @@ def test_a_reset_off_the_constraints_is_refused(what, form):
 
 @EXACT
 def test_tolerances_below_rounding_refuse_no_contact(form):
-    sol = dh.simulate(bouncing().build(form), (0, END), rtol=1e-10, atol=1e-18)
+    sol = dh.simulate(built(form), (0, END), rtol=1e-10, atol=1e-18)
     assert sol.events[-1].transition == "rests"
     assert sol.functionals["reach"] == pytest.approx(reach()[0], rel=1e-8)

@@ -146,7 +146,10 @@ def test_entry(name: str, engine: str) -> None:
         with pytest.raises(dh.GuardPassedError) as caught:
             dh.simulate(built, (0, END), parameters=given, **options)
         assert caught.value.transition == "observed"
+        assert caught.value.mode == ("second" if case.where == "new" else "first")
         assert caught.value.time == pytest.approx(1.0, abs=1e-7)
+        assert caught.value.trajectory.t[-1] == caught.value.time
+        assert "on_entry" in str(caught.value)
         return
     sol = dh.simulate(built, (0, END), parameters=given, **options)
     observed = [event for event in sol.events if event.transition == "observed"]

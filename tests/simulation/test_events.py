@@ -83,22 +83,6 @@ def test_past_its_threshold_it_may_fire() -> None:
     assert sol["y"][-1] == 5.0
 
 
-def test_past_its_threshold_it_may_be_an_error() -> None:
-    m = dh.HybridModel("q")
-    y = m.differential("y")
-    run, rest = m.mode("run", ode={y: -1.0}), m.mode("rest", ode={y: 0.0})
-    m.transition(run, rest, at=0.5, name="stop")
-    m.transition(rest, None, guard=y + 1, direction="falling", on_entry="error", name="limit")
-    m.initial(run, {y: -1.0})
-    with pytest.raises(dh.GuardPassedError) as caught:
-        dh.simulate(m.build(native=False), (0, 1))
-    error = caught.value
-    assert (error.transition, error.mode, error.time) == ("limit", "rest", 0.5)
-    assert "on_entry" in str(error)
-    assert error.trajectory is not None
-    assert error.trajectory.t[-1] == 0.5
-
-
 @pytest.mark.parametrize("on_entry", ["wait", "fire", "error"])
 def test_on_entry_is_about_entry_alone(on_entry: Any) -> None:
     """Not about the end of the run, nor about a time event that the mode survives."""
@@ -179,23 +163,6 @@ def test_guards_that_cross_almost_together_both_fire(separate: float) -> None:
     assert times[0] <= times[1] <= 0.3 + 2 * separate
 
 
-def test_two_balls_that_land_together() -> None:
-    m = dh.HybridModel("balls")
-    y, v = m.differential("y", size=2), m.differential("v", size=2)
-    fly = m.mode("fly", ode={y: v, v: [-10.0, -10.0]})
-    for i in range(2):
-        keep = np.eye(2)[1 - i]
-        m.transition(
-            fly, fly, guard=y[i], direction="falling", reset={v: v * keep - 0.5 * v * (1 - keep)}, name=f"b{i}"
-        )
-    m.initial(fly, {y: 1.25, v: 0.0})
-    sol = dh.simulate(m.build(native=False), (0, 0.8), **TIGHT)
-    assert [(e.transition, e.order) for e in sol.events] == [("b0", 0), ("b1", 1)]
-    assert sol.events[0].time == sol.events[1].time == pytest.approx(0.5, rel=1e-10)
-    np.testing.assert_allclose(sol["v"][-1], 2.5 - 3, rtol=1e-6)
-    assert np.all(sol["y"][-1] > 0)
-
-
 def test_a_transition_may_disarm_the_next_of_the_same_instant() -> None:
     """The second guard is seen with the result of the first, which has moved y away."""
     m = dh.HybridModel("q")
@@ -259,7 +226,7 @@ def test_chattering_names_the_cycle_and_the_sliding_mode() -> None:
     text = str(caught.value)
     assert "off" in text
     assert "on" in text
-    assert "sliding mode" in text
+    assert "across the surface (y-1) = 0: a sliding mode" in caught.value.remedy
     assert caught.value.time == pytest.approx(1.0)
     assert caught.value.trajectory.final[0] == pytest.approx(1.0)
     assert not caught.value.trajectory.complete
@@ -355,6 +322,7 @@ def test_equations_that_are_not_finite_after_a_transition() -> None:
 # -- coincidences -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("shift", [0.0, 1e-16, -1e-16, 1e-15, -1e-15, 1e-13, -1e-13])
 @pytest.mark.parametrize("direction", ["rising", "both"])
 @pytest.mark.parametrize("when", [0.3, 0.7])
@@ -461,6 +429,7 @@ def thrown(ceiling: float, *, native: bool) -> dh.HybridSystem:
     return m.build(native=native)
 
 
+@pytest.mark.covering
 @pytest.mark.uncertified  # next to the apex two runs as accurate differ by more than the check allows
 @pytest.mark.parametrize(
     ("adapter", "native"), [("sundials", True), ("sundials", False), ("scipy", True), ("casadi", True)]
@@ -530,17 +499,17 @@ def test_a_resolution_finds_every_crossing_of_a_fast_guard(adapter: str, native:
 
 
 def test_a_resolution_does_not_shorten_the_steps_and_max_step_does() -> None:
-    """A guard that is never zero, looked at a thousand times: ten steps or so all the same."""
+    """A guard that is never zero, looked at five hundred times: ten steps or so all the same."""
     m = dh.HybridModel("q")
     y = m.differential("y")
     run = m.mode("run", ode={y: 1.0})
-    m.transition(run, run, guard=2 + np.sin(200 * y), resolution=0.001)
+    m.transition(run, run, guard=2 + np.sin(200 * y), resolution=0.002)
     m.initial(run, {y: 0.0})
     system = m.build(native=False)
     assert dh.simulate(system, (0, 1)).statistics["steps"] < 50
-    assert dh.simulate(system, (0, 1)).statistics["guard_evaluations"] > 1000
-    assert dh.simulate(system, (0, 1), max_step=0.001).statistics["steps"] >= 1000
-    assert dh.simulate(fast(None, native=False), (0, 3), max_step=0.005).functionals["n"] == 190
+    assert dh.simulate(system, (0, 1)).statistics["guard_evaluations"] > 500
+    assert dh.simulate(system, (0, 1), max_step=0.002).statistics["steps"] >= 500
+    assert dh.simulate(fast(None, native=False), (0, 1), max_step=0.005).functionals["n"] == 63
 
 
 @pytest.mark.parametrize("resolution", [0, -1.0, np.inf, "often"])
@@ -564,19 +533,6 @@ def test_how_long_a_run_is_does_not_decide_what_is_zero(span: float) -> None:
 # -- diagnostics of a run, and the reason of its end --------------------------------------------------------------
 
 
-def test_a_sliding_mode_names_its_surface() -> None:
-    m = dh.HybridModel("relay")
-    y = m.differential("y")
-    up, down = m.mode("up", ode={y: 1.0}), m.mode("down", ode={y: -1.0})
-    m.transition(up, down, guard=y - 0.25, direction="rising")
-    m.transition(down, up, guard=y - 0.25, direction="falling")
-    m.initial(up, {y: 0.0})
-    with pytest.raises(dh.ChatteringError) as caught:
-        dh.simulate(m.build(native=False), (0, 1))
-    assert "across the surface (y-0.25) = 0: a sliding mode" in caught.value.remedy
-    assert caught.value.time == pytest.approx(0.25)
-
-
 def test_fast_switching_about_a_surface_names_the_cycle_and_its_pace() -> None:
     m = dh.HybridModel("relay")
     y = m.differential("y")
@@ -585,8 +541,8 @@ def test_fast_switching_about_a_surface_names_the_cycle_and_its_pace() -> None:
     m.transition(down, up, guard=y - 0.25, direction="falling")
     m.initial(up, {y: 0.0})
     with pytest.raises(dh.EventError, match=r"the last ones .*up->down.* about every 0\.0001 units") as caught:
-        dh.simulate(m.build(native=False), (0, 1), max_events=500)
-    assert len(caught.value.trajectory.events) == 500
+        dh.simulate(m.build(native=False), (0, 1), max_events=100)
+    assert len(caught.value.trajectory.events) == 100
 
 
 def test_a_guard_that_never_leaves_zero_is_mentioned() -> None:
@@ -626,6 +582,7 @@ def test_stiffness_that_starves_the_step_is_named() -> None:
     assert dh.simulate(system, (0, 10)).complete
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("eliminate", [True, False])
 @pytest.mark.parametrize("roots", [(6.47, 6.85, 8.07), (2.44, 2.49, 20.0), (3.0, 3.1, 20.0), (1.0, 1.2, 8.9)])

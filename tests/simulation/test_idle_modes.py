@@ -42,6 +42,7 @@ def cycle(*, implicit: bool = False) -> dh.HybridModel:
     return m
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("implicit", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 def test_events_and_gradients(way: str, implicit: bool) -> None:

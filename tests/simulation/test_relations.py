@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import casadi as ca
@@ -150,6 +151,7 @@ GUARDS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("name", GUARDS)
 def test_guards_with_relations_and_clips(name: str, native: bool) -> None:
@@ -196,6 +198,7 @@ SIGNED: dict[str, Any] = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("name", [*SIGNED, "algebraic"])
 @pytest.mark.parametrize(
     ("way", "native_events", "direction"),
@@ -346,13 +349,21 @@ def _step(x: Any, p: Any) -> Any:
     return ca.Function("step", [a, b], [ca.if_else(a < b, 1, 0)])(x, p)
 
 
+@cache
+def sharp(name: str) -> tuple[dh.HybridSystem, np.ndarray[Any, Any]]:
+    """The oscillator with kinks as events, and its gradient by differences."""
+    system = oscillator(**FORCES[name]).build(kinks="events")
+    return system, differences(system, 5.0)
+
+
+@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("name", FORCES)
 def test_forces_against_differences(name: str, native: bool) -> None:
-    system = oscillator(**FORCES[name]).build(native=native, kinks="events" if native else "integrate")
-    _, gradient = both(system, 5.0)
-    sharp = system if native else oscillator(**FORCES[name]).build(native=False, kinks="events")
-    np.testing.assert_allclose(gradient, differences(sharp, 5.0), rtol=2e-5, atol=2e-7)
+    system, expected = sharp(name)
+    if not native:
+        system = oscillator(**FORCES[name]).build(native=False, kinks="integrate")
+    np.testing.assert_allclose(both(system, 5.0)[1], expected, rtol=2e-5, atol=2e-7)
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -516,6 +527,7 @@ PATHS: dict[str, tuple[Callable[[ca.MX], ca.MX], float, list[float]]] = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kinks", ["integrate", "events"])
 @pytest.mark.parametrize("statement", ["constraint", "algebraic"])
 @pytest.mark.parametrize("name", PATHS)

@@ -33,6 +33,7 @@ def test_the_equilibrium_has_a_rounding_error():
     assert WEIGHT - STIFFNESS * (WEIGHT / STIFFNESS) != 0
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("direction", ["rising", "falling", "both"])
 @pytest.mark.parametrize("measured", [False, True])

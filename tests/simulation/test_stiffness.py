@@ -90,6 +90,7 @@ def test_twice_as_long_costs_twice_as_much() -> None:
     assert long.statistics["nfev"] < 1.6 * short.statistics["nfev"]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("rtol", [1e-4, 1e-8, 1e-12])
 @pytest.mark.parametrize("rate", [1.0, 4.0, 20.0, 200.0])
 def test_about_the_better_of_both(rate: float, rtol: float) -> None:
