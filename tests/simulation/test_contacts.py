@@ -114,6 +114,7 @@ def test_elastic_balls_are_free_particles(way: str, shape: list[tuple[int, int]]
     np.testing.assert_allclose(run["v"][-1][alone], v[order][alone], atol=1e-9)
 
 
+@pytest.mark.covering
 @pytest.mark.filterwarnings("error::dae_hybrid.DerivativeWarning")
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize(
@@ -173,16 +174,31 @@ def box(*, native: bool) -> dh.HybridSystem:
     return m.build(native=native)
 
 
-@pytest.mark.filterwarnings("error::dae_hybrid.DerivativeWarning")
-@settings(max_examples=25, deadline=None)
-@example(way="native", places={2, 6, 10}, speeds=(-2, 0, 2), unit=1)  # both walls at one instant, then all three balls
-@given(
+THROWN = given(
     way=st.sampled_from(["native", "native bdf", "interpreted", "scipy"]),
     places=st.sets(st.integers(1, 11), min_size=3, max_size=3),
     speeds=st.tuples(*[st.integers(-3, 3)] * 3),
     unit=st.sampled_from([1, 2, 3]),
 )
-def test_elastic_balls_between_walls(way: str, places: set[int], speeds: tuple[int, ...], unit: int) -> None:
+
+
+@pytest.mark.filterwarnings("error::dae_hybrid.DerivativeWarning")
+@settings(max_examples=8, deadline=None)
+@example(way="native", places={2, 6, 10}, speeds=(-2, 0, 2), unit=1)  # both walls at one instant, then all three balls
+@THROWN
+def test_elastic_balls_between_walls(**thrown: Any) -> None:
+    reflected_by_walls(**thrown)
+
+
+@pytest.mark.campaign
+@pytest.mark.filterwarnings("error::dae_hybrid.DerivativeWarning")
+@settings(max_examples=50, deadline=None)
+@THROWN
+def test_many_elastic_balls_between_walls(**thrown: Any) -> None:
+    reflected_by_walls(**thrown)
+
+
+def reflected_by_walls(way: str, places: set[int], speeds: tuple[int, ...], unit: int) -> None:
     """Each is a free particle that the walls reflect, and so are its derivatives by places, velocities and the wall."""
     wall, end = 6.0, 4.1234567  # when nothing collides
     x, v = np.sort(list(places)) / 2, np.array(speeds) / unit

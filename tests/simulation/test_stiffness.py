@@ -136,6 +136,7 @@ def test_stiffness_that_comes_and_goes(period: float, end: float) -> None:
     assert "bdf" in methods(sol)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("native_events", [True, False])
 @pytest.mark.parametrize("counted", [False, True])
 def test_derivatives_across_changes_of_the_method(*, counted: bool, native_events: bool) -> None:
