@@ -21,6 +21,15 @@ EVERY_LOOP = [
 ]  # fmt: skip
 
 
+def by_turns(loops: list[tuple[str, str, bool]], *values: Any) -> list[Any]:
+    """Every loop with every value, in the first size each with one of them."""
+    return [
+        pytest.param(*loop, value, marks=pytest.mark.campaign if (i + k) % len(values) else [])
+        for i, loop in enumerate(loops)
+        for k, value in enumerate(values)
+    ]
+
+
 @cache
 def tank(*, native: bool, leak: float) -> dh.HybridSystem:
     """h' = -a sqrt(h) - c until it is empty."""
@@ -53,9 +62,7 @@ def test_a_tank_that_is_pumped_empty(adapter: str, method: str, native: bool) ->
     assert np.allclose(fsa.gradient["volume"], asa.gradient, rtol=1e-6)
 
 
-@pytest.mark.covering
-@pytest.mark.parametrize("leak", [0.1, 1e-3])
-@pytest.mark.parametrize(("adapter", "method", "native"), EVERY_LOOP)
+@pytest.mark.parametrize(("adapter", "method", "native", "leak"), by_turns(EVERY_LOOP, 0.1, 1e-3))
 def test_a_tank_runs_empty_at_every_tolerance(adapter: str, method: str, native: bool, leak: float) -> None:
     """Trial steps go where h < 0, and the last ones are as short as rounding; what is known is known to tolerance."""
     empty_at = 2 * (1.0 - leak * np.log((1.0 + leak) / leak))
@@ -104,9 +111,7 @@ def test_equations_without_values_away_from_guards_are_still_refused() -> None:
         dh.simulate(m.build(), (0, 3), rtol=1e-8)
 
 
-@pytest.mark.covering
-@pytest.mark.parametrize("direction", ["rising", "falling", "both"])
-@pytest.mark.parametrize(("adapter", "method", "native"), LOOPS)
+@pytest.mark.parametrize(("adapter", "method", "native", "direction"), by_turns(LOOPS, "rising", "falling", "both"))
 def test_a_pole_is_no_crossing(adapter: str, method: str, native: bool, direction: str) -> None:
     for pole in (lambda x: 1 / (x - 0.5), lambda x: 1 / (x - 0.5) ** 3, lambda x: -np.tan(np.pi * x)):
         m = dh.HybridModel("pole")
