@@ -46,7 +46,7 @@ def pytest_process(arguments: argparse.Namespace, tree: Path, task: dict[str, An
     path = os.pathsep.join([str(tree), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "DAE_HYBRID_MUTANTS": str(settings)}
     environment["DAE_HYBRID_CACHE"] = str(arguments.folder.resolve() / "cache")
-    sizes = ("-m", "not missing") if arguments.all else ()
+    sizes = ("-m", "") if arguments.all else ()
     pytest = str(
         Path(sys.executable).with_name("pytest")
     )  # `python -m pytest` would import from the folder of the tests
