@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import wraps
@@ -70,7 +71,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("native")
             if config.getoption("--python-events"):
                 item.add_marker(skip)
-        if item.get_closest_marker("covering") or item.get_closest_marker("first"):
+        marks = {mark.name for mark in item.iter_markers()}
+        if marks & {"covering", "first"} and not marks & {"campaign", "operation"}:
             assert isinstance(item, pytest.Function)
             products.setdefault((item.path, item.originalname), []).append(item)
     for product in products.values():
@@ -78,19 +80,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             kept = set(range(*marker.args))
         else:
             marker = product[0].get_closest_marker("covering")
-            kept = cover([{(name, id(value)) for name, value in item.callspec.params.items()} for item in product])
+            kept = cover([values_of(item) for item in product])
         for i, item in enumerate(product):
             if i not in kept:
                 item.add_marker(marker.kwargs.get("size", "campaign"))
 
 
+def values_of(item: pytest.Function) -> set[Any]:
+    """Values of the parameters of a test, as keys; what one mark states together is one value."""
+    params = dict(item.callspec.params)
+    found = set()
+    for mark in item.iter_markers("parametrize"):
+        named = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        found.add(tuple((name, id(params.pop(name))) for name in map(str.strip, named)))
+    return found | {(name, id(value)) for name, value in params.items()}  # of fixtures
+
+
 def cover(rows: list[set[Any]]) -> set[int]:
-    """Choose rows that have every element of all; each time the first one that adds the most."""
-    chosen, missing = set(), rows
+    """Choose rows that have every value; each time one that adds the most, and of these the one used least so far."""
+    chosen, missing, used = set(), rows, Counter[Any]()
     while any(missing):
-        best = max(range(len(rows)), key=lambda i: len(missing[i]))
+        best = max(range(len(rows)), key=lambda i: (len(missing[i]), -sum(used[value] for value in rows[i])))
         chosen.add(best)
-        missing = [row - missing[best] for row in missing]
+        used.update(rows[best])
+        missing = [row - rows[best] for row in missing]
     return chosen
 
 
