@@ -119,6 +119,7 @@ def test_fork_while_threads_solve(built: Any, models: Any) -> None:
         assert [r.result() for r in running] == [first] * 20
 
 
+@pytest.mark.first(1, size="operation")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_worker_processes(method: str, monkeypatch: Any) -> None:
@@ -284,6 +285,7 @@ def interrupt(
     return time.perf_counter() - sent
 
 
+@pytest.mark.covering(size="operation")
 @posix
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
 @pytest.mark.parametrize("name", ["ball", "circuit"])
@@ -380,8 +382,13 @@ def test_interrupts_while_threads_solve(models: Any) -> None:
         assert [r.result() for r in running] == [first] * 30
 
 
+#: moments at which interrupts arrive
+MOMENTS = pytest.mark.parametrize("count", [4, pytest.param(40, marks=pytest.mark.operation)])
+
+
 @posix
-def test_interrupts_between_native_calls(built: Any, models: Any, monkeypatch: Any) -> None:
+@MOMENTS
+def test_interrupts_between_native_calls(count: int, built: Any, models: Any, monkeypatch: Any) -> None:
     """Many short segments and runs, interrupted at moments that fall anywhere in the Python around them."""
     system = built(models.ball)
     first = everything(system, "height")
@@ -397,7 +404,7 @@ def test_interrupts_between_native_calls(built: Any, models: Any, monkeypatch: A
             if len(reported) > count:  # in a finalizer, where Python only reports it
                 raise KeyboardInterrupt
 
-    for after in rng.uniform(0.001, 0.03, 40):
+    for after in rng.uniform(0.001, 0.03, count):
         assert interrupt(work, float(after), anywhere=True) < PROMPT
         with suppress(dh.StepLimitError):
             dh.simulate(system, (0, 1.2), max_steps=3)
@@ -410,15 +417,16 @@ def test_interrupts_between_native_calls(built: Any, models: Any, monkeypatch: A
 
 
 @posix
-def test_no_interrupt_is_lost_between_callbacks(models: Any, monkeypatch: Any) -> None:
+@MOMENTS
+def test_no_interrupt_is_lost_between_callbacks(count: int, models: Any, monkeypatch: Any) -> None:
     """With interpreted callbacks one may arrive after a callback's call and before its first line."""
     system = models.oscillator().build(native=False)
     run = long_runs(system, "end", 1e-2)["simulate"]
     lost: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", lost.append)
     hook = sys.unraisablehook
-    for i in range(40):
-        assert interrupt(run, 0.01 + 0.0007 * i) < PROMPT
+    for i in range(count):
+        assert interrupt(run, 0.01 + 0.028 * i / count) < PROMPT
         assert sys.unraisablehook is hook
     assert not lost
 

@@ -150,19 +150,19 @@ def test_progress_reports_and_may_end_it(stiff: dh.HybridSystem, tmp_path) -> No
         if state.done > 2:
             raise StopIteration
 
-    call = {"parameters": {"k": np.linspace(1, 2, 300)}, "chunk": 1, "max_step": 2e-5, "store": tmp_path / "store"}
+    call = {"parameters": {"k": np.linspace(1, 2, 60)}, "chunk": 1, "max_step": 2e-5, "store": tmp_path / "store"}
     stop = Cancellation()
     found = dh.ensemble(stiff, (0, 1), workers=1, progress=tell, cancellation=stop, **call)
     assert not found.complete
     assert not stop.is_cancelled  # it may end other calls
-    assert 2 < found.done.sum() < 300
+    assert 2 < found.done.sum() < 60
     assert found.done.sum() >= seen[-1].done
     assert np.isnan(found.values[~found.done]).all()
     assert np.isfinite(found.values[found.done]).all()
     seen.clear()
     whole = dh.ensemble(stiff, (0, 1), progress=seen.append, **call)
     assert whole.complete
-    assert seen[-1].done == seen[-1].total == 300
+    assert seen[-1].done == seen[-1].total == 60
     assert seen[-1].remaining == 0.0
 
 
@@ -179,6 +179,7 @@ def test_progress_is_reported_and_ends_it_while_runs_are_timed(stiff: dh.HybridS
     assert [own[:3] for own in seen] == [(0, 0, 100)] * 2
 
 
+@pytest.mark.first(1, size="operation")
 @pytest.mark.parametrize("executor", ["threads", "processes", "pools"])
 def test_cancellation_reaches_running_chunks(stiff: dh.HybridSystem, executor: str) -> None:
     stop, began = Cancellation(), threading.Event()
@@ -225,6 +226,7 @@ def test_a_cancellation_that_is_entered_ends_it(stiff: dh.HybridSystem, count: i
             dh.ensemble(stiff, (0, 1), parameters={"k": np.ones(count)}, **LASTING)
 
 
+@pytest.mark.first(1, size="operation")
 @pytest.mark.parametrize("executor", ["threads", "pools"])
 def test_ctrl_c_stops_the_runs_that_are_timed(stiff: dh.HybridSystem, executor: str) -> None:
     threading.Timer(2.0, _thread.interrupt_main).start()
@@ -407,6 +409,7 @@ def test_a_second_ctrl_c_leaves_no_claims(stiff: dh.HybridSystem, tmp_path, monk
     assert RUNNING not in {state for _, _, state, *_ in dh.Ensemble.open(tmp_path / "store")._table.chunks()}
 
 
+@pytest.mark.operation
 def test_nothing_is_warned_of_and_no_thread_stays(balls: dh.HybridSystem, table: dict) -> None:
     before = {thread.name for thread in threading.enumerate()}
     with warnings.catch_warnings():

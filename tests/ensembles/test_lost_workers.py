@@ -77,6 +77,7 @@ def test_a_set_that_kills_its_process_is_found_and_runs_again_if_asked(
     assert not again.failures
 
 
+@pytest.mark.operation
 def test_a_set_that_kills_a_pool_is_found(system: dh.HybridSystem, expected: np.ndarray) -> None:
     """The chunk to blame is unknown, because the pool breaks with all that it holds."""
     pool = partial(ProcessPoolExecutor, 2, get_context("forkserver"))

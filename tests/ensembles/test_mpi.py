@@ -10,6 +10,7 @@ from pathlib import Path
 import client
 import mpi4py  # noqa: F401  # of the jobs
 import numpy as np
+import pytest
 import zarr  # noqa: F401  # of their stores
 
 import dae_hybrid as dh
@@ -50,6 +51,7 @@ def run(folder: Path, what: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
 
 
+@pytest.mark.operation
 def test_a_job_that_ends_with_a_rank_loses_nothing_that_was_done(tmp_path: Path) -> None:
     assert run(tmp_path, "kill").returncode != 0
     done = dh.Ensemble.open(tmp_path / "store").done

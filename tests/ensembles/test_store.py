@@ -124,6 +124,7 @@ def test_a_call_that_was_ended_continues_and_gives_the_same_bytes(
     assert files(path) == files(whole)
 
 
+@pytest.mark.first(1, size="operation")
 @pytest.mark.parametrize("executor", ["threads", "processes"])
 def test_a_killed_client_loses_nothing_that_was_done(
     system: dh.HybridSystem, whole: Path, tmp_path: Path, executor: str

@@ -35,14 +35,12 @@ FIGURES = {
 SCALAR = ("hybrid_ode", "em_hysteresis")
 
 
-@pytest.fixture(scope="module")
-def reproduced(tmp_path_factory):
-    """`reproduce --all`, run once: exit code, what it printed, its folder, its JSON."""
-    folder = tmp_path_factory.mktemp("reproduced")
+def reproduction(folder, *what):
+    """`reproduce`: exit code, what it printed, its folder, its JSON."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(
-            ["reproduce", "--all", "--output", str(folder / "pictures"), "--json", str(folder / "numbers" / "all.json"),
+            ["reproduce", *what, "--output", str(folder / "pictures"), "--json", str(folder / "numbers" / "all.json"),
              "--markdown", str(folder / "all.md")]
         )  # fmt: skip
     return SimpleNamespace(
@@ -53,6 +51,18 @@ def reproduced(tmp_path_factory):
         json=json.loads((folder / "numbers" / "all.json").read_text(encoding="utf-8")),
         markdown=(folder / "all.md").read_text(encoding="utf-8"),
     )
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory):
+    """The problems of Serban and Recuero."""
+    return reproduction(tmp_path_factory.mktemp("papers"), *SCALAR)
+
+
+@pytest.fixture(scope="module")
+def reproduced(tmp_path_factory):
+    """All problems."""
+    return reproduction(tmp_path_factory.mktemp("reproduced"), "--all")
 
 
 # -- list, run -----------------------------------------------------------------------------------
@@ -106,11 +116,13 @@ def test_run_writes_the_trajectory(tmp_path, capsys):
 # -- reproduce ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.campaign
 def test_reproduce_succeeds_quietly(reproduced):
     assert reproduced.code == 0
     assert reproduced.err == "", "stderr is not a terminal here"
 
 
+@pytest.mark.campaign
 def test_reproduce_draws_the_papers_figures(reproduced):
     pictures = sorted(path.name for path in (reproduced.folder / "pictures").iterdir())
     assert pictures == sorted(name for names in FIGURES.values() for name in names)
@@ -122,6 +134,7 @@ def test_reproduce_draws_the_papers_figures(reproduced):
         assert str(path) in reproduced.out
 
 
+@pytest.mark.campaign
 def test_json_has_exactly_the_promised_form(reproduced):
     assert list(reproduced.json) == list(FIGURES)
     ways = ["finite_difference", "forward", "adjoint"]
@@ -137,6 +150,7 @@ def test_json_has_exactly_the_promised_form(reproduced):
         assert np.shape(result["event_time_sensitivity"]) == reference.event_time_sensitivity.shape
 
 
+@pytest.mark.campaign
 def test_json_of_the_five_bar_has_the_promised_form_and_the_right_numbers(reproduced):
     found = reproduced.json["five_bar"]
     assert list(found) == ["smooth", "elastic", "latch"]
@@ -156,6 +170,7 @@ def test_json_of_the_five_bar_has_the_promised_form_and_the_right_numbers(reprod
     np.testing.assert_allclose(forward, adjoint, rtol=1e-8, atol=0)
 
 
+@pytest.mark.campaign
 def test_json_of_ali3p_has_the_printed_digits(reproduced):
     found = reproduced.json["five_bar_ali3p"]
     assert list(found) == ["RTdyn0", "RTdyn1", "global", "reference", "cpu_s"]
@@ -174,9 +189,9 @@ def test_json_of_ali3p_has_the_printed_digits(reproduced):
         np.testing.assert_allclose(found[column], exact, rtol=2e-4)
 
 
-def test_json_has_the_right_numbers(reproduced):
+def test_json_has_the_right_numbers(papers):
     for name, accuracy in (("hybrid_ode", 5e-8), ("em_hysteresis", 2e-7)):
-        result, reference = reproduced.json[name], problems.load(name).reference()
+        result, reference = papers.json[name], problems.load(name).reference()
         assert result["G"] == pytest.approx(reference.value, rel=accuracy, abs=0)
         assert result["event_times"] == pytest.approx(reference.event_times, rel=accuracy, abs=0)
         for way, gradient in result["gradient"].items():
@@ -189,8 +204,10 @@ def test_json_has_the_right_numbers(reproduced):
         assert np.all(np.abs(rates - reference.event_time_sensitivity) <= accuracy * largest)
 
 
-def test_table_has_the_papers_numbers_and_every_error(reproduced):
-    lines = reproduced.out[: reproduced.out.index("five_bar:")].splitlines()
+def test_table_has_the_papers_numbers_and_every_error(papers):
+    assert papers.code == 0
+    assert papers.err == "", "stderr is not a terminal here"
+    lines = papers.out.splitlines()
     printed = em_hysteresis.reference().printed
     for text in (*printed["finite_difference"], *printed["forward"][:3], *printed["adjoint"][:3]):
         assert any(line.endswith(f"  {text}") for line in lines), text
@@ -202,6 +219,7 @@ def test_table_has_the_papers_numbers_and_every_error(reproduced):
     assert len(events) == 3 + 19
 
 
+@pytest.mark.campaign
 def test_markdown_has_a_row_for_every_number(reproduced):
     rows = reproduced.markdown.splitlines()
     assert len({row.count("|") for row in rows}) == 1

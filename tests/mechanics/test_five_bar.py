@@ -69,6 +69,7 @@ def test_one_adjoint_sweep_of_a_vector_of_costs_gives_what_forward_analysis_give
             assert off(row, other) < 1e-8
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("form", KEEP)
 @pytest.mark.parametrize("case", five_bar.CASES)
 def test_constraints_are_kept(case, form):
