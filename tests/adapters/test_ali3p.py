@@ -339,6 +339,7 @@ def test_a_bouncing_ball_is_exact():
     np.testing.assert_allclose(fsa.gradient["y"], other.gradient["y"], rtol=1e-8)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("parts", [1, 10])
 @pytest.mark.parametrize("offset", [0.0, 1e-12, -1e-12, 1e-9, -1e-9, -1e-6])
 def test_an_event_next_to_the_end_of_a_step(parts, offset):
@@ -448,6 +449,7 @@ def test_dense_output_and_samples_of_the_adjoint_are_those_of_python(monkeypatch
     np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-8 * np.abs(other).max())
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("case", ["smooth", "latch"])
 @pytest.mark.parametrize("engine", ["compiled", "python"])
 def test_the_adjoint_is_the_same_for_any_memory(case, engine, monkeypatch):

@@ -111,6 +111,7 @@ def test_scipy_needs_no_sundials() -> None:
 # -- everything a result offers -------------------------------------------------------------------------------
 
 
+@pytest.mark.covering
 @stepped
 @pytest.mark.parametrize("name", ["ball", "circuit", "counter", "em"])
 def test_results_agree_with_the_native_adapter(name: str, adapter: str, built: Any, models: Any) -> None:

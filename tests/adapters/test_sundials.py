@@ -45,6 +45,7 @@ def breaks_down(*, native: bool, algebraic: bool = False, event: bool = True) ->
     return m.build(native=native)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
 @pytest.mark.parametrize("algebraic", [False, True], ids=["ODE", "DAE"])
 @pytest.mark.parametrize("event", [False, True], ids=["no event", "event"])

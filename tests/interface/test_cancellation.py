@@ -138,6 +138,7 @@ def test_threads_enter_on_their_own() -> None:
 # -- single calls ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.covering(size="operation")
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
 @pytest.mark.parametrize("name", ["ball", "circuit"])
 def test_single_calls(name: str, native: bool, models: Any) -> None:
@@ -179,6 +180,7 @@ def test_events_in_python() -> None:
     assert everything(system, "sum") == first
 
 
+@pytest.mark.covering(size="operation")
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
 @pytest.mark.parametrize("solver", ["sparse", "krylov"])
 def test_large_systems(solver: str, native: bool) -> None:
