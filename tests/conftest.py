@@ -10,6 +10,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
 from types import SimpleNamespace
@@ -160,39 +161,31 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     return report
 
 
+@contextmanager
+def excused(config: pytest.Config) -> Iterator[None]:
+    """Skip a test in which an absent package is missed."""
+    try:
+        yield
+    except Exception as error:
+        if reason := absent(config, error):
+            pytest.skip(reason)
+        raise
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     """Skip a test whose fixtures need an absent package."""
-    try:
+    with excused(item.config):
         return (yield)
-    except Exception as error:
-        if reason := absent(item.config, error):
-            pytest.skip(reason)
-        raise
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Skip a test that needs an absent package; Hypothesis would look for a simpler example of what it raises."""
     if drawn := getattr(getattr(item, "obj", None), "hypothesis", None):
-        inner = drawn.inner_test
-
-        @wraps(inner)
-        def test(*arguments: Any, **named: Any) -> Any:
-            try:
-                return inner(*arguments, **named)
-            except ImportError as error:
-                if reason := absent(item.config, error):
-                    pytest.skip(reason)
-                raise
-
-        drawn.inner_test = test
-    try:
+        drawn.inner_test = excused(item.config)(drawn.inner_test)
+    with excused(item.config):
         return (yield)
-    except Exception as error:
-        if reason := absent(item.config, error):
-            pytest.skip(reason)
-        raise
 
 
 # -- models -----------------------------------------------------------------------------------------
