@@ -191,9 +191,10 @@ RESTATEMENTS = {
 @pytest.mark.parametrize("start", range(20_000, 20_040, 10))
 @pytest.mark.parametrize("family", JUDGES)
 def test_many_seeds_agree_or_are_refused(family: str, start: int) -> None:
-    """`benchmarks/random_systems.py` takes thousands, each in a process of its own."""
+    """`benchmarks/random_systems.py` takes thousands; docs/relations.md counts needless refusals among relations."""
     found = [JUDGES[family](seed) for seed in range(start, start + (1 if family == "interpreted" else 10))]
-    assert {verdict.kind for verdict in found} <= {"agree", "refused"}, found
+    told = {"needless", "coarse"} if family == "relations" else set()
+    assert {verdict.kind for verdict in found} <= {"agree", "refused"} | told, found
 
 
 @pytest.mark.campaign
