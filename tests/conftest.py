@@ -72,6 +72,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("native")
             if config.getoption("--python-events"):
                 item.add_marker(skip)
+        if config.getoption("--no-compiler") and (mark := item.get_closest_marker("compiled")):
+            item.add_marker(pytest.mark.skip(reason=mark.args[0]))
         marks = {mark.name for mark in item.iter_markers()}
         if marks & {"covering", "first"} and not marks & {"campaign", "operation"}:
             assert isinstance(item, pytest.Function)
