@@ -4,7 +4,8 @@ In a chaotic motion errors grow like the derivatives, by e in every Lyapunov tim
 one: its derivatives are large, exact for that run, and unrelated to the problem. A large derivative alone does not
 indicate this (that of y' = y is as large and as well determined as its solution), so that with a large derivative the
 analysis is repeated at another tolerance; the digits that agree are determined. The same is done if perturbations grow
-within the run and decay again, and the derivatives are not large; see `passages`.
+within the run and decay again, and the derivatives are not large (see `passages`), or where rates become infinite at an
+event.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def lost_along(
     largest = max((_relative(trajectory, name, np.abs(g) * scale) for name, g in gradients.items()), default=0.0)
     rtol = trajectory.options.rtol
     grown, remedy = f"derivatives are {largest:.1e} times as large as the functional", TIGHTER + CHAOS
-    if not largest > LARGE_CHANGE:
+    if trajectory.is_singular:
+        grown, remedy = "rates have no limit at an event", TIGHTER
+    elif not largest > LARGE_CHANGE:
         passage, rounding = fastest_passage(trajectory, sampled=sampled)
         if not max(rtol, rounding) * passage > DIGITS_LOST:
             said = f"a parameter that doubles changes no functional by more than {LARGE_CHANGE:g} times it"

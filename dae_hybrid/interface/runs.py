@@ -13,12 +13,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dae_hybrid.conditions.resolution import MIN_STEP_LIMIT, RETRIES, ROUGH_RESOLUTION, STEP_LIMIT_FACTOR, finer
-from dae_hybrid.errors import DaeHybridError, IntegrationError, OptionError, StepLimitError, UnsupportedError
+from dae_hybrid.errors import (
+    DaeHybridError,
+    EventError,
+    IntegrationError,
+    OptionError,
+    StepLimitError,
+    UnsupportedError,
+)
 from dae_hybrid.interface.peaks import noted, with_values
 from dae_hybrid.interface.registry import Analysis, check_capabilities, find_integrator, for_call, registered
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Keep, Options, check_keep, check_time_span, check_times
-from dae_hybrid.port.failure_messages import MIN_PROGRESS_SHARE
+from dae_hybrid.port.failure_messages import MIN_PROGRESS_SHARE, NO_LIMIT
 from dae_hybrid.port.integrator import Integrator, RunsWhole, Session
 from dae_hybrid.port.native_plan import UNBOUNDED, Alarms, BoundaryFunctions, Knots, RunRequest
 from dae_hybrid.port.segment_rules import is_unresolved
@@ -421,6 +428,14 @@ class RunBuilder:
         at_events: bool = False,
     ) -> SweepResult:  # fmt: skip
         """Compute a gradient by a backward sweep; `at_events` records the adjoint before each event."""
+        if run.is_singular:
+            conditions.fail(
+                EventError(
+                    f"At an event {NO_LIMIT}: a backward sweep would start there, where its coefficients are infinite.",
+                    time=run.events[-1].time,
+                    remedy="Use forward_sensitivity, whose derivatives are integrated up to that point.",
+                )
+            )
 
         def use(session: Session) -> SweepResult:
             sweep = self.sweep(run, session, name, wrt, conditions)

@@ -37,6 +37,8 @@ SHORT_STEPS = (
 )
 #: usual causes of values that are not finite
 SUSPECTS = "division by zero, logarithms or roots of negative numbers, and overflow"
+#: of an event whose guard is zero where the equations are not finite, or jump
+NO_LIMIT = "the rates have no limit where its guard is zero, so that it is at the last point before"
 
 
 def said(names: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -96,7 +97,9 @@ def zero_at_the_end(
     """Return the zero of a guard, to tolerance, next to the last point: time, x, x' and the crossing.
 
     If the equations are not finite beyond the zero of a guard, such as the outflow sqrt(h) of a tank whose mode is left
-    at h = 0, an integrator approaches the zero without reaching it.
+    at h = 0, an integrator approaches the zero without reaching it. If the rate is not finite or has no limit there, as
+    of h' = -1/sqrt(h), the crossing is the last point: values and derivatives are those of one point, at which the
+    derivatives of the state have been integrated.
     """
     e = task.equations
     try:
@@ -120,9 +123,21 @@ def zero_at_the_end(
             there, rate = kernel(e, "complete")(t + dt, x + dt * xdot, task.memory, p)[:2]
         if np.all(np.isfinite(there)) and np.all(np.isfinite(rate)):
             h, moving = (kernel(e, name)(t + dt, there, task.memory, p)[0][found[1]] for name in ("guards", "rates"))
-            if np.isfinite(moving) and moving * rates[found[1]] > 0:
+            is_onward = np.isfinite(moving) and moving * rates[found[1]] > 0
+            if is_onward and has_limit((xdot, rates[found[1]]), (rate, moving), options.rtol):
                 return t + dt, there, rate, (found[1], float(h), float(moving))
     return None
+
+
+def has_limit(before: tuple[Array, float], at_zero: tuple[Array, float], rtol: float) -> bool:
+    """Whether the rates, of the state and of a guard, at its zero are a limit of those before.
+
+    They agree to the square root of rtol, so that derivatives of one point can be used at the other, or that of the
+    guard becomes smaller, which `GrazingError` is for.
+    """
+    (xdot, rate), (other, moving) = before, at_zero
+    shrinks = 0 <= moving * math.copysign(1.0, rate) < abs(rate)
+    return shrinks or bool(np.linalg.norm(other - xdot) <= math.sqrt(rtol) * np.linalg.norm(xdot))
 
 
 def is_short(t0: float, t1: float) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.errors import EventError, GrazingError
+from dae_hybrid.errors import DaeHybridError, EventError, GrazingError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.crossings import Turn
 from dae_hybrid.port.records import EventRecord
@@ -156,7 +156,7 @@ def _crosses(trajectory: Trajectory, event: EventRecord, turn: float, shallow: f
 
     Rate and second derivative at the event contain the residual error of fast modes, multiplied by their decay rate and
     its square, which may dominate both. Before the event the recorded solution is used; beyond it the mode is
-    integrated by linearly implicit steps, which damp fast modes.
+    integrated by linearly implicit steps, which damp fast modes, as far as its equations are defined.
     """
     mode = trajectory.system.modes[trajectory.system.transitions[event.index].source]
     i, e, p, m = mode.guarded.index(event.index), mode.equations, trajectory.parameters, event.memory_minus
@@ -180,7 +180,7 @@ def _crosses(trajectory: Trajectory, event: EventRecord, turn: float, shallow: f
             moved = x[: e.n].copy()
             moved[:ny] += h * np.linalg.solve(decay, xdot[:ny])
             x = mode.complete(t, *completed(e, t, moved, m, p), m, p)[0]
-        except np.linalg.LinAlgError:
+        except (np.linalg.LinAlgError, DaeHybridError):  # the equations end here: it cannot be told
             return False
         value = side * mode.kernels["entry"](t, x, m, p)[1][i]
         if not value <= shallow:

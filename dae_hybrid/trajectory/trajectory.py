@@ -19,7 +19,7 @@ from dae_hybrid.numeric_input import real_array, shown
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.crossings import Turn
 from dae_hybrid.options import Keep, Options
-from dae_hybrid.port.failure_messages import not_kept
+from dae_hybrid.port.failure_messages import NO_LIMIT, not_kept
 from dae_hybrid.port.record_table import RECORDS, RecordTable
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.port.replay import Interpolant, SegmentReplay
@@ -293,6 +293,11 @@ class Trajectory(PortableResult):
         if self.accumulation is not None:
             return self.n_events > 0
         return self.parts.ends_with_event
+
+    @property
+    def is_singular(self) -> bool:
+        """Whether rates have no limit at the zero of a guard that ended a segment."""
+        return any(NO_LIMIT in note for note in self.notes)
 
     @cached_property
     def uncertified(self) -> tuple[EventRecord, ...]:

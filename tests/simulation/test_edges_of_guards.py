@@ -101,6 +101,53 @@ def test_a_tank_that_empties_by_itself_touches_zero(adapter: str, method: str, n
             analysis(system, (0, 3), **options)
 
 
+@pytest.mark.parametrize(("rest", "rtol", "is_refused"), [(1e-4, 1e-4, True), (1e-2, 1e-7, False)])
+def test_a_guard_is_not_looked_at_where_the_model_is_undefined(rest: float, rtol: float, is_refused: bool) -> None:
+    """Two tanks level out, a - b = (1 - k t)^2; the event is just before, and the root is not real soon after."""
+    m = dh.HybridModel("level")
+    k, a, b = m.parameter("k", 1.0), m.differential("a"), m.differential("b")
+    flow = m.mode("flow", ode={a: -k * np.sqrt(a - b), b: k * np.sqrt(a - b)})
+    m.transition(flow, None, guard=a - b - rest, direction="falling", name="level")
+    m.initial(flow, {a: 1.0, b: 0.0})
+    m.functional("T", terminal=m.time)
+    system = m.build(native=False)
+    for analysis in (dh.forward_sensitivity, dh.adjoint_gradient):
+        if is_refused:
+            with pytest.raises(dh.GrazingError, match="within the accuracy of the run"):
+                analysis(system, (0, 5), rtol=rtol)
+        else:
+            gradient = analysis(system, (0, 5), rtol=rtol).gradient
+            found = gradient["T"] if isinstance(gradient, dict) else gradient
+            np.testing.assert_allclose(found, [-0.9], rtol=1e-5)
+
+
+#: h' = -a r(h) from 1 ends where h is zero; its duration times a
+INFINITE_RATES = {
+    "-a h^-0.1": (lambda h: h**-0.1, 1 / 1.1),
+    "-a h^-0.5": (lambda h: h**-0.5, 1 / 1.5),
+    "-a / h": (lambda h: 1 / h, 1 / 2),
+    "-a (1 - log h)": (lambda h: 1 - np.log(h), 0.5963473623231941),  # e E1(1)
+}
+
+
+@pytest.mark.parametrize("rtol", [1e-4, 1e-6, 1e-9])
+@pytest.mark.parametrize("name", INFINITE_RATES)
+def test_a_rate_that_is_infinite_at_the_event_has_its_derivative_or_none(name: str, rtol: float) -> None:
+    """From h_0: dt/dh_0 = 1 / (a r(h_0)), and dt/da = -t/a."""
+    rate, duration = INFINITE_RATES[name]
+    m = dh.HybridModel("to infinity")
+    a, start, h = m.parameter("a", 0.3), m.parameter("start", 1.0), m.differential("h")
+    m.transition(m.mode("fall", ode={h: -a * rate(h)}), None, guard=h, direction="falling", name="empty")
+    m.initial(m.modes["fall"], {h: start})
+    m.functional("T", terminal=m.time)
+    system = m.build()
+    fsa = dh.forward_sensitivity(system, (0, 9), rtol=rtol)
+    assert fsa.events[0].time == pytest.approx(duration / 0.3, rel=10 * rtol)
+    np.testing.assert_allclose(fsa.gradient["T"], [-duration / 0.09, 1 / 0.3], rtol=20 * rtol)
+    with pytest.raises(dh.EventError):  # what it would start from is infinite
+        dh.adjoint_gradient(system, (0, 9), "T", rtol=rtol)
+
+
 def test_equations_without_values_away_from_guards_are_still_refused() -> None:
     m = dh.HybridModel("nowhere")
     x = m.differential("x")
