@@ -100,7 +100,7 @@ def _guard(stated: HybridModel, model: HybridModel, name: str, moving: set[int])
         return transition.relation.stated
     guard = stated.transitions[name].guard
     found = None if guard is None else margin(guard, moving)
-    return guard if found is None else found
+    return guard if found is None else found[0]
 
 
 def _measured(what: str, value: ca.MX, builders: Builders, fixed: set[int]) -> Callable[[int], Branches]:

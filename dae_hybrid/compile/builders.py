@@ -152,7 +152,8 @@ class Builders:
         modes = [self.units[unit] for unit in (source, target) if unit is not None]
         if any(mode.nz > SYMBOLIC_SOLVE for mode in modes):
             return transition.name, []
-        same = transition.when, transition.priority, transition.equations, transition.metric
+        side = None if isinstance(transition.zero_side, int) else transition.zero_side
+        same = transition.when, transition.priority, transition.equations, transition.metric, side
         key = (
             source, target, transition.source is transition.target, transition.trigger.argument, *transition.reset,
             None, *transition.memory, None, *transition.project, *transition.guess, transition.labels,

@@ -92,7 +92,8 @@ class _Switch:
     text: str
     symbol: ca.MX
     value: ca.MX  # in terms of the expression itself
-    changes: list[tuple[ca.MX, ca.MX, ca.MX]]  # (guard falling through zero, new value, guard as stated)
+    #: (guard falling through zero, new value, zero sides, guard as stated)
+    changes: list[tuple[ca.MX, ca.MX, tuple[int, int, int], ca.MX]]
     is_relation: bool
     is_kink: bool
     rests: bool  # whether its value while the guard stays at zero is that of one side
@@ -161,7 +162,9 @@ class _Lifting:
         where = f"the guard of transition '{transition.name}'"
         guard, more = transition.guard, dict[str, Any]()
         if (found := margin(guard, self.moving)) is not None:
-            guard, more = found, {"direction": 1 if transition.direction < 0 else -1, "becomes": True, "jumps": True}
+            guard, side = found
+            direction = 1 if transition.direction < 0 else -1
+            more = {"direction": direction, "becomes": True, "jumps": True, "zero_side": side}
         own: dict[str, None] = {}
         (guard,) = self._lift(where, [guard], own, JUMPS | KINKS)
         self.used_in(transition.source).update(own)
@@ -205,11 +208,11 @@ class _Lifting:
             symbol = ca.MX.sym(name)
             inner: dict[str, None] = {}
             changes = node.changes(symbol)
-            stated, to = zip(*changes, strict=True)
+            stated, to, sides = zip(*changes, strict=True)
             guards = self._lift(f"the relation {text}", stated, inner, KINKS)
             self.inner[key] = inner
             self.switches[key] = _Switch(
-                name, symbol, node.value, list(zip(guards, to, stated, strict=True)),
+                name, symbol, node.value, list(zip(guards, to, sides, stated, strict=True)),
                 node.is_relation, node.is_kink and not sharp, not node.is_sign,
             )  # fmt: skip
         switch = self.switches[key]
@@ -341,7 +344,7 @@ class _Lifting:
         entries = Layout.of((d.name, d.size) for d in every if d.kind == "memory")
         for key in self.used_in(mode) | self.everywhere:
             switch = self.switches[key]
-            for k, (guard, value, stated) in enumerate(switch.changes):
+            for k, (guard, value, sides, stated) in enumerate(switch.changes):
                 suffix = "" if switch.is_relation else (" rises", " falls")[k]
                 name = free_name(f'"{switch.text}"{suffix} in {mode.name}', names)
                 names.add(name)
@@ -350,7 +353,7 @@ class _Lifting:
                     ca.MX(0, 1), (), (), None, none, freezes=False,
                     relation=Relation(
                         switch.text, entries[switch.text].start, switch.is_relation, switch.is_kink, switch.rests,
-                        stated,
+                        (1, 1, 1) if switch.is_kink else sides, stated,
                     ),
                 )  # fmt: skip
 

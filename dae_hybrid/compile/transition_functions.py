@@ -45,6 +45,7 @@ def as_stated(model: HybridModel, transition: Transition, index: int, mode_index
         "becomes": transition.becomes,
         "jumps": transition.jumps,
         "relation": transition.relation,
+        "own_zero_side": side if isinstance(side := transition.zero_side, int) else 0,
         "shared": transition.shared,
         "overdue": transition.overdue,
         "keeps": _keeps_its_guard(model, transition),
@@ -96,6 +97,8 @@ def build_transition(
     if transition.when is not None:
         permit = Branches(f"when of transition '{name}'", [transition.when], source.lower, frozenset())
         kernels |= {"sides": permit.margins} if permit else {}
+    if not isinstance(side := transition.zero_side, int):
+        kernels["zero side"] = Kernel(source.lower("zero_side", [(f"guard of transition '{name}'", side)]))
     if transition.priority is not None and not transition.skips:
         priority = source.lower("priority", [(f"priority of transition '{name}'", transition.priority)])
         s = symbols_for([priority], source.n, source_builder.nm, source_builder.np)

@@ -22,7 +22,7 @@ from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.records import KnotRecord, MeasurementRecord
 from dae_hybrid.port.replay import SegmentReplay
-from dae_hybrid.port.segment_rules import is_unresolved, kernel, one_segment, same_instant
+from dae_hybrid.port.segment_rules import has_limit, is_unresolved, kernel, one_segment, same_instant
 from dae_hybrid.simulation.checkpoints import Checkpoint
 from dae_hybrid.simulation.event_logic import SIMULTANEITY_RTOLS, EventLogic, SegmentEntry, signs
 from dae_hybrid.simulation.failure_diagnosis import explain
@@ -135,7 +135,10 @@ class Automaton:
             if self.stops.signals and self.stops.pass_knots(self.t):
                 jumped = self._pass_knots(armed)
             resting = self._at_rest(armed)
-            entry = rules.evaluate(self.mode, self.t, self.at, entering=entering, jumped=jumped, resting=resting)
+            courses = rules.courses(self.mode, self.t, self.at, self.p, armed)
+            entry = rules.evaluate(
+                self.mode, self.t, self.at, entering=entering, jumped=jumped, resting=resting, courses=courses
+            )
             firing, jumped = entry.fires, NO_TRANSITIONS
             firing = self._or_time_event(firing)
             overdue = self._overdue()
@@ -265,11 +268,23 @@ class Automaton:
             self._refuse_plateau(index)
         mode, at = self.mode, self.at
         found = Firing(self.system.transitions[mode.guarded[index]], guard, rate)
+        if guard != 0.0 != rate and not self._has_limit(index, -guard / rate, rate):
+            self.rules.singular.add((found.transition.name, mode.name))
         if len(mode.guarded) > 1 or mode.timed:
             at = self.at = StatePoint(at.x, at.m, *mode.kernels["entry"](self.t, at.x, at.m, self.p))
             self.rules.note_sides(mode, self.t, at, armed=armed, leaving=self._leaving_signs(entry), crossing=found)
             found = self.rules.first_due(mode, self.t, at, found, armed)
         return found if found.transition.refuses else self._or_time_event(found) or found
+
+    def _has_limit(self, index: int, moment: float, rate: float) -> bool:
+        """Whether the rates at the zero of a guard, a moment from here, are a limit of those here."""
+        mode, at = self.mode, self.at
+        n = mode.equations.n
+        with np.errstate(all="ignore"):
+            there = at.x[:n] + moment * at.xdot[:n], at.m, self.p
+            rates = kernel(mode.equations, "complete")(self.t + moment, *there)[1]
+            moving = kernel(mode.equations, "rates")(self.t + moment, *there)[0][index]
+        return has_limit((at.xdot[:n], rate), (rates, moving), self.options.rtol)
 
     @staticmethod
     def _stayed_at_zero(crossing: tuple[int, float, float], entry: SegmentEntry) -> bool:

@@ -45,13 +45,13 @@ from numpy.typing import NDArray
 from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError
 from dae_hybrid.numerics.arrays import EPS, SMALLEST_NORMAL, Array
 from dae_hybrid.options import Options
-from dae_hybrid.port.failure_messages import SUSPECTS, guard_passed
+from dae_hybrid.port.failure_messages import NO_LIMIT, SUSPECTS, guard_passed
 from dae_hybrid.port.integrator import SegmentTask
 from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.segment_rules import SAME_INSTANT, same_instant
 from dae_hybrid.simulation.firing import Firing
-from dae_hybrid.simulation.resting_guards import at_rest, still_at_start
+from dae_hybrid.simulation.resting_guards import at_rest, leaving_signs, still_at_start
 from dae_hybrid.simulation.zeno import EventTimes, chattering
 from dae_hybrid.system.schedule import Schedule
 from dae_hybrid.system.system import HybridSystem, ModeSystem
@@ -66,6 +66,7 @@ SIMULTANEITY_RTOLS = 10.0
 #: or up to this multiple if a second run shows errors of that size
 MAX_SIMULTANEITY_RTOLS = 1000.0
 NO_GUARDS: Mapping[int, tuple[float, float]] = MappingProxyType({})
+NO_COURSES: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ class EventLogic:
     shared_ticks: dict[str, int] = field(default_factory=dict)  # last ticks of statements that several modes share
     fired_once: set[int | str] = field(default_factory=set)  # keys of transitions at a given time that have fired
     past_on_entry: set[tuple[str, str]] = field(default_factory=set)
+    singular: set[tuple[str, str]] = field(default_factory=set)  # transitions at whose event the rates have no limit
 
     def __post_init__(self) -> None:
         self.event_times = EventTimes(self.span, self.options)
@@ -204,8 +206,8 @@ class EventLogic:
                 if not self.sides[index]:
                     del self.sides[index]
             elif abs(rate) * duration <= band:
-                self.sides[index] = 0
-            elif direction * rate >= 0:
+                self.sides.setdefault(index, 0)
+            elif direction * rate >= 0 or self.system.transitions[index].becomes:
                 self.sides[index] = -1 if rate > 0 else 1
             else:
                 self.sides.pop(index, None)  # passes zero the other way
@@ -219,12 +221,13 @@ class EventLogic:
         entering: bool,
         jumped: frozenset[int] = frozenset(),
         resting: Mapping[int, tuple[float, float]] = NO_GUARDS,
+        courses: Mapping[int, int] = NO_COURSES,
     ) -> SegmentEntry:
         """Evaluate the rules for every guard of the mode.
 
         `entering` says that the mode has just been entered, from another one or from itself, or that the run has just
         started; otherwise a segment has just ended. `jumped` are the transitions whose guards changed sign at a knot of
-        a signal: they fire. `resting` is the result of `at_rest`.
+        a signal: they fire. `resting` is the result of `at_rest`, `courses` that of `courses`.
         """
         zero_band, leaving_sign = [0.0] * len(mode.guarded), [0.0] * len(mode.guarded)
         duration = self._duration(t)
@@ -245,6 +248,7 @@ class EventLogic:
                     time=t,
                     remedy=f"Check the guard, at the values that the mode is entered with, for {SUSPECTS}.",
                 )
+            self.ranges[index] = max(self.ranges[index], abs(h))
             direction, side = transition.direction, self.sides.get(index)
             band = max(self._zero_band(h, size, rate, t), FIRED_VALUE_FACTOR * self.fired_here.get(index, 0.0))
             band = max(band, self.still.get(index, 0.0))
@@ -253,24 +257,32 @@ class EventLogic:
                 self.sides[index] = int(leaving_sign[i])
                 if transition.is_sided and leaving_sign[i] == direction:
                     due.append((Firing(transition, h, rate, follows=True), False))
-            elif abs(h) <= band:
+                continue
+            beyond, going = 0, 0
+            if abs(h) <= band:
                 zero_band[i] = band
-                moving = abs(rate) * duration > band and index not in self.still
-                leaving_sign[i] = math.copysign(moving, rate)
-                if (transition.refuses or transition.is_sided) and not moving:
-                    leaving_sign[i] = -transition.direction
+                if abs(rate) * duration > band and index not in self.still:
+                    going = 1 if rate > 0 else -1
+                else:
+                    going = courses.get(index, 0)
+                leaving_sign[i] = going
+                if not going:
                     if transition.relation is not None and not transition.relation.rests:
                         raise sign_at_rest(transition, mode.name, t)
-                going = int(leaving_sign[i])
+                    beyond = transition.zero_side(t, at.x, at.m, self.schedule.p)
+                    if transition.refuses or transition.is_sided:
+                        leaving_sign[i] = beyond or -transition.direction
+            else:
+                beyond = 1 if h > 0 else -1
+            if not beyond:
                 met = entering and direction != 0 and (side is None or index in self.nonzero)
                 if going and direction in (0, going) and (met or side in (0, -going)) and index != own:
-                    due.append((Firing(transition, h, rate), False))
+                    due.append((Firing(transition, h, rate, follows=index in courses), False))
                 else:
                     self.nonzero.discard(index)
                     if going and (entering or side is not None):
                         self.sides[index] = going
             else:
-                beyond = 1 if h > 0 else -1
                 flipped = self.relations_changed and transition.jumps and side == -beyond and direction in (0, beyond)
                 if index in jumped or flipped:
                     self.due_sides[index] = (beyond, True)
@@ -290,11 +302,11 @@ class EventLogic:
                     self.due_sides.pop(index, None)
                     if met:
                         self.past_on_entry.add((transition.name, mode.name))
-            if abs(h) > self.ranges[index]:
-                self.ranges[index] = abs(h)
         fires = None
         if due:  # relations are updated first; conditions on the mode fail last
             due = [found for found in due if found[0].corrects] or due
+            if any(found[0].transition.relation is not None for found in due):
+                due = [found for found in due if not found[0].transition.becomes]
             due = [found for found in due if not found[0].transition.refuses] or due[:1]
             fires, is_error = min(due, key=lambda found: self.rank(found[0].transition, t, at))
             if is_error:
@@ -324,6 +336,20 @@ class EventLogic:
         at_zero = at_rest(places, mode, t, at, p, self.options, past)
         return {places[i].index: band for i, band in at_zero.items()}
 
+    def courses(self, mode: ModeSystem, t: float, at: StatePoint, p: Array, armed: frozenset[int]) -> Mapping[int, int]:
+        """Return the signs with which guards leave zero whose rates are zero, too; 0 for those that stay."""
+        duration = self._duration(t)
+        values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
+        found = {}
+        for i, (index, h, rate, size) in enumerate(values):
+            is_known = index in armed or index in self.still or self.system.transitions[index].refuses
+            if not is_known and max(abs(h), abs(rate) * duration) <= self._zero_band(h, size, rate, t):
+                found[i] = index
+        if not found:
+            return NO_COURSES
+        signs = leaving_signs(mode, t, at, p, self.span[1] - self.span[0])
+        return {index: int(signs[i]) for i, index in found.items()}
+
     def note_still(self, mode: ModeSystem, t: float, at: StatePoint, p: Array) -> None:
         """Note the guards that are at rest at the start of the run."""
         found = still_at_start(mode, t, at, p, self.options, self._duration(t))
@@ -349,6 +375,10 @@ class EventLogic:
             other = index != found.transition.index and index in armed and transition.direction * rate >= 0
             if transition.refuses != found.transition.refuses:
                 earlier = found.transition.refuses
+            elif (transition.relation is None) != (found.transition.relation is None) and (
+                transition.becomes or found.transition.becomes
+            ):  # a relation decides whether the guard of a condition passes zero or stays there
+                earlier = transition.relation is not None
             else:
                 earlier = self.rank(transition, t, at) < self.rank(found.transition, t, at)
             if other and earlier:
@@ -516,6 +546,7 @@ class EventLogic:
         """Return the notes for `diagnostics`."""
         found = [past_on_entry(name, mode) for name, mode in sorted(self.past_on_entry)]
         found += resting(self.system, self.stayed_at_zero)
+        found += [f"At the event of '{name}' in mode '{mode}' {NO_LIMIT}." for name, mode in sorted(self.singular)]
         if self.event_times.limit is not None:
             found.append(f"The run was ended: events accumulate at about t = {self.event_times.limit:.12g}.")
         return tuple(found)

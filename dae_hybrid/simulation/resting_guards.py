@@ -30,6 +30,9 @@ from dae_hybrid.system.transition_map import STATE_ERROR_FACTOR, TransitionMap
 DEPARTURE_FACTOR = 10.0
 #: finite-difference steps of the second and the third derivative of a guard, as shares of the time since the last event
 SECOND_DERIVATIVE_STEP, THIRD_DERIVATIVE_STEP = 1e-6, 1e-4
+#: times, as shares of the duration of the run, at which it is seen to which side a guard leaves zero: the first, the
+#: ratio of successive ones, and their number
+FIRST_LOOK, LOOK_RATIO, LOOKS = 1e-6, 10.0, 5
 #: relative perturbation that measures the terms of a rate; roundings of its terms within which a rate is zero
 TERMS_STEP, RATE_ROUNDINGS = 2.0**-26, 256.0
 
@@ -111,6 +114,31 @@ def at_rest(
             away = np.sign(twist[i])
         if away and (transitions[i].direction * away <= 0 or transitions[i].is_sided):
             found[i] = float(max(DEPARTURE_FACTOR * reach[i], 2 * abs(value[i]))), float(away)
+    return found
+
+
+def leaving_signs(mode: ModeSystem, t: float, at: StatePoint, p: Array, duration: float) -> Array:
+    """Return the signs of the guards shortly after a point, by explicit steps along the motion; 0 for one that stays.
+
+    A sign counts if it is seen at two successive times, the first such: it is that of the first derivative that is
+    not zero.
+    """
+    e = mode.equations
+    x, memory, begin = at.x[: e.n], at.m, t
+    found, before = np.zeros(len(mode.guarded)), np.zeros(len(mode.guarded))
+    for look in range(LOOKS):
+        h, rates = begin + FIRST_LOOK * LOOK_RATIO**look * duration - t, list[Array]()
+        with np.errstate(all="ignore"):
+            for weight in (0.0, 0.5, 0.5, 1.0):  # the classical method of fourth order
+                moved = x + weight * h * rates[-1] if rates else x
+                rates.append(kernel(e, "complete")(t + weight * h, moved, memory, p)[1])
+            t, x = t + h, x + h * np.average(rates, axis=0, weights=(1, 2, 2, 1))
+            whole, _ = mode.complete(t, x, rates[-1], memory, p)
+            _, guards, _, sizes = mode.kernels["entry"](t, whole, memory, p)
+            signs = np.where(np.abs(guards) > RATE_ROUNDINGS * EPS * sizes, np.sign(guards), 0.0)
+        signs[~np.isfinite(guards)] = 0.0
+        found = np.where((found == 0) & (signs == before), signs, found)
+        before = signs
     return found
 
 

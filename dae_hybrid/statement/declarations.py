@@ -201,7 +201,8 @@ class Relation:
     entry: int  # index into the memory vector
     is_condition: bool  # boolean-valued
     is_kink: bool  # the expression is continuous at the switch
-    rests: bool  # while the guard stays at zero, the relation keeps the value of one side
+    rests: bool  # while the guard stays at zero, the relation has the value of one side
+    zero_sides: tuple[int, int, int]  # the side to which such a guard counts, by the sign of the memory
     stated: ca.MX  # the guard before its kinks are lifted
 
 
@@ -247,6 +248,7 @@ class Transition(Statement):
     freezes: bool = True  # whether memory declared with ``of=`` takes the values after it
     becomes: bool = False  # the guard is a condition, which a reset may make true as well as time
     jumps: bool = False  # the guard may jump across zero when a relation switches
+    zero_side: ca.MX | int = 0  # of a condition: the side, 1 or -1, to which a guard counts that stays at zero
     relation: Relation | None = None  # the relation whose switching it carries out
     stays: bool = False  # the target is the mode that is active
     when: ca.MX | None = None  # condition at the event

@@ -321,24 +321,32 @@ def _forced(expressions: Sequence[ca.MX], node: ca.MX, i: int, value: ca.MX) -> 
     return list(ca.graph_substitute(list(expressions), [node], [ca.reshape(ca.vertcat(*entries), node.shape)]))
 
 
-def margin(condition: ca.MX, moving: set[int]) -> ca.MX | None:
-    """Return a guard that is negative where a condition holds and continuous where its operands are.
+def margin(condition: ca.MX, moving: set[int]) -> tuple[ca.MX, ca.MX | int] | None:
+    """Return a guard that is negative where a condition holds and continuous where its operands are, and its zero side.
 
-    Returns None if the expression is not a condition.
+    The zero side is -1 where the condition holds with a guard of zero, else 1. Returns None if the expression is not a
+    condition.
     """
     op = condition.op()
     if op not in (*RELATIONS, *EQUALITIES, *LOGIC):
         return None
     if moving.isdisjoint(s.__hash__() for s in ca.symvar(condition)):
-        return 1 - 2 * condition
+        return 1 - 2 * condition, 1
     if op in RELATIONS:
-        return condition.dep(0) - condition.dep(1)
-    parts = [1 - 2 * (part != 0) if (own := margin(part, moving)) is None else own for part in _parts(condition)]
+        return condition.dep(0) - condition.dep(1), 1 if op == ca.OP_LT else -1
+    if op in EQUALITIES:  # refused by `refuse_rest`
+        return 1 - 2 * condition, 1
+    parts = [margin(part, moving) or (1 - 2 * (part != 0), 1) for part in _parts(condition)]
     if op == ca.OP_NOT:
-        return -parts[0]
-    if op in LOGIC:
-        return ca.fmax(*parts) if op == ca.OP_AND else ca.fmin(*parts)
-    return 1 - 2 * condition  # equality: refused by `refuse_rest`
+        ((guard, side),) = parts
+        return -guard, -side
+    (first, its_side), (second, other_side) = parts
+    fold = ca.fmax if op == ca.OP_AND else ca.fmin
+    if isinstance(its_side, int) and its_side is other_side:
+        return fold(first, second), its_side
+    at_tie = fold(ca.MX(its_side), ca.MX(other_side))
+    decides = first > second if op == ca.OP_AND else first < second
+    return fold(first, second), ca.if_else(first == second, at_tie, ca.if_else(decides, its_side, other_side))
 
 
 def _parts(condition: ca.MX) -> list[ca.MX]:

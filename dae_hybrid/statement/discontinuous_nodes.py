@@ -112,11 +112,15 @@ class Node:
             return a < b
         return _rounded(self.op, self._quotient)
 
-    def changes(self, switch: ca.MX) -> list[tuple[ca.MX, ca.MX]]:
-        """Return the guards that fall through zero when the switch changes, each with the new value of the switch."""
+    def changes(self, switch: ca.MX) -> list[tuple[ca.MX, ca.MX, tuple[int, int, int]]]:
+        """Return the guards that fall through zero when the switch changes, the new values, and the zero sides.
+
+        The zero side of a guard is -1 if the switch changes where the guard reaches zero and stays, else 1; three for
+        a negative switch, for 0 and for a positive one.
+        """
         if self.is_relation:
             a, b = self._sides
-            return [((1 - 2 * switch) * (a - b), 1 - switch)]
+            return [((1 - 2 * switch) * (a - b), 1 - switch, (1, 1, -1))]
         q, k = self._quotient, switch
         if self.op == ca.OP_REMAINDER:
             lower, upper = k - 0.5, k + 0.5
@@ -125,7 +129,9 @@ class Node:
         else:
             lower, upper = k, k + 1
         to = _rounded(self.op, q)
-        return [(upper - q, ca.fmax(k + 1, to)), (q - lower, ca.fmin(k - 1, to))]
+        is_trunc = self.op == ca.OP_FMOD
+        rises, falls = ((1, -1, -1), (-1, -1, 1)) if is_trunc else ((-1, -1, -1), (1, 1, 1))
+        return [(upper - q, ca.fmax(k + 1, to), rises), (q - lower, ca.fmin(k - 1, to), falls)]
 
     def sides(self) -> tuple[ca.MX, ca.MX, ca.MX]:
         """Return the distance from the discontinuity and the values on its two sides."""

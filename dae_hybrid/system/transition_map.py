@@ -69,6 +69,7 @@ class TransitionMap:
                                                      dPhi/dxi; the start of z+ by u-
     when         t, x-, m-, p                        not 0 if the transition may fire (where there is a condition)
     sides        t, x-, m-, p                        margins of the relations in that condition, by (t, x-, m-, p)
+    zero side    t, x-, m-, p                        `zero_side` where it depends on the values
     priority     t, x-, m-, p                        order among the transitions of an instant, by u- (where it is
                                                      stated)
     conditions   t, x-, m-, p                        the reset's equations without unknowns, by u-, and the sizes of
@@ -108,6 +109,7 @@ class TransitionMap:
     bound: VariableBound | None = None  # the bound that is violated there
     becomes: bool = False  # also fires if another transition makes its guard negative
     jumps: bool = False  # its guard may jump across zero when a relation changes
+    own_zero_side: int = 0  # see `zero_side`
     relation: Relation | None = None  # the relation whose memory it updates
     keeps: bool = False  # its guard does not depend on anything that it changes
     shared: str = ""  # what it has in common with the same transition from other modes
@@ -137,6 +139,12 @@ class TransitionMap:
     def priority(self, t: float, x: Array, m: Array, p: Array) -> float:
         """Its priority among the transitions of an instant."""
         return self._finite("priority", t, x, m, p) if "priority" in self.kernels else 0.0
+
+    def zero_side(self, t: float, x: Array, m: Array, p: Array) -> int:
+        """The side, 1 or -1, to which its guard counts that stays at zero; 0 for a guard that is no condition."""
+        if self.relation is not None:
+            return self.relation.zero_sides[1 + int(np.sign(m[self.relation.entry]))]
+        return int(self._finite("zero side", t, x, m, p)) if "zero side" in self.kernels else self.own_zero_side
 
     def _finite(self, kernel: str, t: float, x: Array, m: Array, p: Array) -> float:
         value = float(self.kernels[kernel](t, x, m, p)[0][0])

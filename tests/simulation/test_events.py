@@ -99,9 +99,9 @@ def test_on_entry_is_about_entry_alone(on_entry: Any) -> None:
         assert sol.diagnostics.notes == ()
 
 
-def test_zero_with_zero_rate_arms_when_it_has_left() -> None:
-    """t^3 leaves zero upwards: neither direction fires at t0; then (t - 1)-like crossings count."""
-    for direction, expected in (("rising", []), ("falling", [2.0]), ("both", [2.0])):
+def test_zero_with_zero_rate_is_left_by_a_higher_derivative() -> None:
+    """t^3 leaves zero upwards, which fires at t0 if that is the direction; then (t - 1)-like crossings count."""
+    for direction, expected in (("rising", [0.0]), ("falling", [2.0]), ("both", [2.0])):
         sol = on_ramp((lambda y, t: t**3 * (2 - t), direction), span=(0, 3))
         np.testing.assert_allclose([e.time for e in sol.events], expected, rtol=1e-10)
 

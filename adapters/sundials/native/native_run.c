@@ -34,7 +34,7 @@ static int still_at_start(const event_loop *m, context *c, const double *x, cons
 
 /* Check the guards of the initial mode; returns whether none fires. Those past their threshold wait for their next crossing,
  * unless another rule applies. */
-static int look_at_start(const event_loop *m, const mode_tables *first, context *c, const double *x, const double *memory,
+static int look_at_start(event_loop *m, const mode_tables *first, context *c, const double *x, const double *memory,
                          const double *h) {
   const double *rate = h + first->n_guards, *size = rate + first->n_guards;
   memset(c->zero_band, 0, (size_t)c->n_guards * sizeof(double));
@@ -47,6 +47,7 @@ static int look_at_start(const event_loop *m, const mode_tables *first, context 
       if (moving && direction * rate[j] > 0) return 0;
       if (!moving && (first->links[j].jumps || !first->links[j].waits)) return 0;
       if (rate[j] != 0 && still_at_start(m, c, x, memory, j, rate[j])) return 0;
+      if (!moving && may_fire(m, c, &first->links[j], m->t0, x, memory)) return 0;
       c->zero_band[j] = width;
       c->leaving_sign[j] = moving ? sign_of(rate[j]) : 0;
     } else if (direction * h[j] > 0) {

@@ -83,6 +83,33 @@ static int depart(event_loop *m, const mode_tables *to, double t, const event *e
   return 0;
 }
 
+/* Whether a guard that is zero, as is its rate, may leave zero to the side on which it fires: see `leaving_signs`; a
+ * value by rounding counts, which the automaton looks at. The context's memory becomes that of the point. */
+static int may_fire(event_loop *m, context *c, const link *l, double t, const double *from, const double *memory) {
+  const integer n = c->n;
+  double *x = m->rest, *moved = x + n, *completed = moved + n, *correction = completed + n, *rate = correction + n, *sum = rate + n;
+  double *guards = m->rest + REST_STATES * n, share = FIRST_LOOK;
+  const double begin = t, direction = (double)l->direction;
+  memcpy(x, from, (size_t)n * sizeof(double));
+  memcpy(c->memory, memory, (size_t)m->n_memory * sizeof(double));
+  c->held_valid = 0;
+  for (int look = 0; look < LOOKS_AHEAD; look++, share *= LOOK_RATIO) {
+    const double h = begin + share * (m->t1 - m->t0) - t, weights[4] = {0, 0.5, 0.5, 1}, shares[4] = {1, 2, 2, 1};
+    memset(sum, 0, (size_t)n * sizeof(double));
+    for (int k = 0; k < 4; k++) {
+      for (integer i = 0; i < n; i++) moved[i] = k ? x[i] + weights[k] * h * rate[i] : x[i];
+      c->res[0] = completed, c->res[1] = rate, c->res[2] = correction;
+      if (evaluate(c, c->complete, t + weights[k] * h, moved)) return 1;
+      for (integer i = 0; i < n; i++) sum[i] += shares[k] * rate[i] / 6;
+    }
+    for (integer i = 0; i < n; i++) x[i] += h * sum[i];
+    t += h;
+    if (guards_and_rates(c, t, x, guards)) return 1;
+    if (direction == 0 ? guards[l->index] != 0 : direction * guards[l->index] > 0) return 1;
+  }
+  return 0;
+}
+
 /* Find guards at rest on entry to another mode, and set their bands and signs in `event_loop.entered`; return whether that
  * failed. `decided` becomes 0 if a guard other than the event's own is zero to the accuracy of the state and a
  * neighbouring run would meet it. */

@@ -1,0 +1,175 @@
+"""Strict and weak comparisons where a quantity reaches its threshold and stays: a table written by hand.
+
+Every motion is one of x over (0, 4) with x(0) = s and x' = v; q is compared with 0. `signs` are the signs of q in
+order, with the times from which they hold, in terms of s and v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import casadi as ca
+import numpy as np
+import pytest
+
+import dae_hybrid as dh
+
+END = 4.0
+TIGHT = {"rtol": 1e-9, "atol": 1e-11}
+COMPARED: dict[str, Callable[[Any], Any]] = {
+    "> 0": lambda q: q > 0, ">= 0": lambda q: q >= 0, "< 0": lambda q: q < 0, "<= 0": lambda q: q <= 0,
+}  # fmt: skip
+#: the signs for which a comparison holds
+HOLDS = {"> 0": "+", ">= 0": "+0", "< 0": "-", "<= 0": "-0"}
+
+
+class Motion(NamedTuple):
+    s: float
+    v: float
+    q: Callable[[Any], Any]
+    signs: tuple[tuple[str, Callable[[float, float], float]], ...]
+
+
+def at(level: float) -> Callable[[float, float], float]:
+    """The time at which x has reached a level."""
+    return lambda s, v: (level - s) / v
+
+
+def start(s: float, v: float) -> float:
+    return 0.0
+
+
+def dead_zone(x: Any) -> Any:
+    return ca.fmax(x - 1, 0) + ca.fmin(x + 1, 0)
+
+
+MOTIONS = {
+    "comes from above and stays": Motion(2.0, -1.0, lambda x: ca.fmax(x, 0), (("+", start), ("0", at(0)))),
+    "comes from below and stays": Motion(-2.0, 1.0, lambda x: ca.fmin(x, 0), (("-", start), ("0", at(0)))),
+    "leaves upwards": Motion(-2.0, 1.0, lambda x: ca.fmax(x, 0), (("0", start), ("+", at(0)))),
+    "leaves downwards": Motion(2.0, -1.0, lambda x: ca.fmin(x, 0), (("0", start), ("-", at(0)))),
+    "stays": Motion(1.0, 1.0, lambda x: ca.fmin(x, 0), (("0", start),)),
+    "rests on the way down": Motion(3.0, -1.5, dead_zone, (("+", start), ("0", at(1)), ("-", at(-1)))),
+    "rests on the way up": Motion(-3.0, 1.5, dead_zone, (("-", start), ("0", at(-1)), ("+", at(1)))),
+    "sum with its size": Motion(2.0, -1.0, lambda x: ca.fabs(x) + x, (("+", start), ("0", at(0)))),
+    "branch": Motion(-2.0, 1.0, lambda x: ca.if_else(x > 0, x, 0), (("0", start), ("+", at(0)))),
+    "turns above": Motion(1.0, 1.0, lambda x: x * (x - 4) + 4, (("+", start),)),
+    "turns below": Motion(1.0, 1.0, lambda x: x * (4 - x) - 4, (("-", start),)),
+}  # fmt: skip
+
+
+def stated(motion: Motion) -> dh.HybridModel:
+    """How long every comparison holds, and the sums of the times at which it becomes true, and false."""
+    m = dh.HybridModel("strictness")
+    s, v = m.parameter("s", motion.s), m.parameter("v", motion.v)
+    x, n = m.differential("x"), 3 * len(COMPARED)
+    parts = [m.differential(f"y{i}") for i in range(n)]
+    q = motion.q(x)
+    held = {parts[3 * k]: ca.if_else(compared(q), 1, 0) for k, compared in enumerate(COMPARED.values())}
+    run = m.mode("run", ode={x: v, **dict.fromkeys(parts, 0)} | held)
+    for k, compared in enumerate(COMPARED.values()):
+        for way, y in (("rising", parts[3 * k + 1]), ("falling", parts[3 * k + 2])):
+            m.transition(run, run, guard=compared(q), direction=way, reset={y: y + m.time}, name=f"{k} {way}")
+    m.initial(run, {x: s, **dict.fromkeys(parts, 0.0)})
+    m.functional("G", terminal=ca.vertcat(*parts))
+    return m
+
+
+def expected(motion: Motion, s: float, v: float) -> np.ndarray:
+    """The values of `stated`, from the table."""
+    times = [when(s, v) for _, when in motion.signs]
+    found = []
+    for name in COMPARED:
+        truth = [sign in HOLDS[name] for sign, _ in motion.signs]
+        ends = [*times[1:], END]
+        found.append(sum(e - b for b, e, true in zip(times, ends, truth, strict=True) if true))
+        turns = [(t, after) for t, before, after in zip(times[1:], truth, truth[1:], strict=False) if before != after]
+        found += [sum(t for t, after in turns if after), sum(t for t, after in turns if not after)]
+    return np.array(found)
+
+
+@pytest.mark.parametrize("name", MOTIONS)
+def test_comparisons_mean_what_they_say(name: str) -> None:
+    motion, step = MOTIONS[name], 1e-3
+    system = stated(motion).build()
+    exact = [expected(motion, motion.s, motion.v)]
+    for change in ((step, 0), (0, step)):
+        ends = [expected(motion, motion.s + k * change[0], motion.v + k * change[1]) for k in (1, -1)]
+        exact.append((ends[0] - ends[1]) / (2 * step))
+    runs = [dh.simulate(system, (0, END), native_events=own, **TIGHT) for own in (True, False)]
+    for run in runs:
+        np.testing.assert_allclose(run.functionals["G"], exact[0], atol=1e-8)
+    fsa = dh.forward_sensitivity(system, (0, END), **TIGHT)
+    asa = dh.adjoint_gradient(system, (0, END), "G", **TIGHT)
+    for gradient in (fsa.gradient["G"], asa.gradient):
+        np.testing.assert_allclose(gradient.T, exact[1:], atol=1e-5)
+
+
+# -- conditions that are put together, put onto their threshold, or begin there ----------------------------------
+
+COMBINED: dict[str, tuple[Callable[[Any], Any], list[float]]] = {
+    "all of, weak": (lambda x: dh.all_of(ca.fmax(x, 0) <= 0, x < 5), [2.0]),
+    "all of, strict": (lambda x: dh.all_of(ca.fmax(x, 0) < 0, x < 5), []),
+    "all of, both at zero": (lambda x: dh.all_of(ca.fmax(x, 0) <= 0, ca.fmin(-x, 0) >= 0), [2.0]),
+    "all of, one of both at zero": (lambda x: dh.all_of(ca.fmax(x, 0) <= 0, ca.fmin(-x, 0) > 0), []),
+    "any of": (lambda x: dh.any_of(ca.fmax(x, 0) <= 0, x < -5), [2.0]),
+    "any of, one of both at zero": (lambda x: dh.any_of(ca.fmax(x, 0) < 0, ca.fmin(-x, 0) >= 0), [2.0]),
+    "not": (lambda x: dh.not_(ca.fmax(x, 0) > 0), [2.0]),
+}
+
+
+@pytest.mark.parametrize("native_events", [True, False])
+@pytest.mark.parametrize("name", COMBINED)
+def test_parts_of_a_condition_stay_strict_or_weak(name: str, native_events: bool) -> None:
+    condition, times = COMBINED[name]
+    m = dh.HybridModel("combined")
+    x = m.differential("x")
+    run = m.mode("run", ode={x: -1.0})
+    m.transition(run, run, guard=condition(x), reset={}, name="met")
+    m.initial(run, {x: 2.0})
+    sol = dh.simulate(m.build(native=False), (0, 4), native_events=native_events, **TIGHT)
+    np.testing.assert_allclose([e.time for e in sol.events if e.transition == "met"], times, atol=1e-9)
+
+
+@pytest.mark.parametrize("compared", COMPARED)
+@pytest.mark.parametrize("way", ["start", "reset"])
+def test_a_level_put_onto_its_threshold(way: str, compared: str) -> None:
+    """h rests at its threshold: there a weak comparison holds and a strict one does not."""
+    m = dh.HybridModel("put")
+    h, y = m.differential("h"), m.differential("y")
+    run = m.mode("run", ode={h: 0, y: 0})
+    m.transition(run, run, guard=COMPARED[compared](h), on_entry="fire", reset={y: y + 1}, name="met")
+    begin = 0.0 if way == "start" else {"+": -1.0, "-": 1.0}[HOLDS[compared][0]]
+    if way == "reset":
+        m.transition(run, run, at=1.0, reset={h: 0.0})
+    m.initial(run, {h: begin, y: 0.0})
+    m.functional("G", terminal=y)
+    for engine in (True, False):
+        run_ = dh.simulate(m.build(), (0, 3), native_events=engine)
+        assert run_.functionals["G"] == ("0" in HOLDS[compared])
+
+
+def leaves(order: int, way: str) -> dh.HybridModel:
+    """x = a t^n / n! from zero; y is the time since it has left."""
+    m = dh.HybridModel("leaves")
+    a = m.parameter("a", 1.0)
+    chain, y = [m.differential(f"x{i}") for i in range(order)], m.differential("y")
+    x, rates = chain[0], dict(zip(chain, [*chain[1:], a], strict=True))
+    first = m.mode("first", ode=rates | {y: ca.if_else(x > 0, 1, 0) if way == "relation" else 0})
+    second = m.mode("second", ode=rates | {y: 1})
+    if way != "relation":
+        m.transition(first, second, guard=x if way == "guard" else x > 0, direction="rising")
+    m.initial(first, dict.fromkeys(chain, 0.0) | {y: 0.0})
+    m.functional("G", terminal=y)
+    return m
+
+
+@pytest.mark.parametrize("order", [2, 3, 5])
+@pytest.mark.parametrize("way", ["guard", "condition", "relation"])
+def test_the_first_derivative_that_is_not_zero_decides_how_zero_is_left(way: str, order: int) -> None:
+    system = leaves(order, way).build(native=False)
+    for a, since in ((1.0, 2.0), (-1.0, 0.0)):
+        for engine in (True, False):
+            run = dh.simulate(system, (0, 2), parameters={"a": a}, native_events=engine, rtol=1e-8)
+            assert run.functionals["G"] == pytest.approx(since, abs=1e-9)
