@@ -51,6 +51,8 @@ RECENT_EVENT_TIMES = 4
 CONDITION_SLACK = 1e-14
 #: a guard that is zero at an event and at this share of the run's time scale before it rests at zero
 PLATEAU_STEP = 1e-7
+#: share of a segment before a crossing that could not be located at which its guard is looked at
+SETTLED_SHARE = 1e-3
 #: a guard whose value at the crossing exceeds this share of its change in the segment is discontinuous
 DISCONTINUOUS_CROSSING_SHARE = 1e-3
 
@@ -89,6 +91,8 @@ class Automaton:
         self.n_events = 0
         self.plateau_sides: dict[int, int] = {}  # of guards that a signal holds at zero: the side they came from
         self.recheck_time = np.inf  # time at which a postponed condition is checked again
+        self.settled: int | None = None  # the transition whose guard has come to rest at zero in this segment
+        self.suspect: tuple[int, EventError] | None = None  # a guard that may have, and the error if it has not
         self.next_step: float | None = None  # of an explicit method, from the previous segment
 
     def run(self) -> Trajectory:
@@ -155,7 +159,7 @@ class Automaton:
             last = min(end, self.recheck_time)
             try:
                 crossing, entry = self._segment(last, entry)
-                while crossing is None and self.t < last and not (self._is_due() or self.stops.is_due(self.t)):
+                while crossing is None and self.settled is None and self.t < last and not self._stops_here():
                     crossing, entry = self._segment(last, entry)  # paused without an event
             except ZenoError:
                 if rules.event_times.limit is None:
@@ -164,6 +168,7 @@ class Automaton:
             entering, source, pending = False, self.mode, entry.zero_band
             rules.note_resting(source, pending)
             armed = frozenset(i for i, band in zip(source.guarded, pending.tolist(), strict=True) if not band)
+            armed -= {self.settled}
             if crossing is not None and self._stayed_at_zero(crossing, entry):
                 armed -= {source.guarded[crossing[0]]}
             elif crossing is not None:
@@ -202,6 +207,10 @@ class Automaton:
         """Whether a time event of the mode is due."""
         due = self._due()
         return due <= self.t or self._is_now(due)
+
+    def _stops_here(self) -> bool:
+        """Whether a time event, a knot or a measurement is due."""
+        return self._is_due() or self.stops.is_due(self.t)
 
     def _is_now(self, t: float) -> bool:
         """Whether a time equals the present one to rounding."""
@@ -379,30 +388,64 @@ class Automaton:
             return None, SegmentEntry(None, task.zero_band[:count], task.leaving_sign[:count], began)
         if passage.table is not None:
             self.rules.advance_time()
+        self.settled = None
         if outcome is None:
+            if (moment := self._before_noise(task, passage.error)) is not None:
+                return self._segment(
+                    moment, SegmentEntry(None, task.zero_band[:count], task.leaving_sign[:count], began)
+                )
             raise self._failed(task, passage.error)
-        if outcome.crossing is not None:
-            self._refuse_noise(task, outcome, outcome.crossing)
+        crossing = outcome.crossing
+        if self._settles(task, outcome):
+            crossing = None
         x, xdot = mode.complete(outcome.t, outcome.x, outcome.xdot, at.m, self.p)
         kept = {} if self.observer is None else self.observer.on_segment(outcome, x, at.m)
         self._record(task, outcome.t, x, xdot, outcome.rows, outcome.method, kept, outcome.path)
         self.t, self.integrals, self.next_step = outcome.t, outcome.integrals, outcome.next_step
-        if outcome.crossing is None:  # end of the run or time event: the guards are evaluated again
+        if crossing is None:  # end of the run or time event: the guards are evaluated again
             self.at = StatePoint(x, at.m, *mode.kernels["entry"](self.t, x, at.m, self.p))
         else:
             self.at = StatePoint(x, at.m, xdot, at.guards, at.rates, at.sizes)
-        return outcome.crossing, SegmentEntry(None, outcome.zero_band[:count], task.leaving_sign[:count], began)
+        return crossing, SegmentEntry(None, outcome.zero_band[:count], task.leaving_sign[:count], began)
 
-    def _refuse_noise(self, task: SegmentTask, outcome: SegmentOutcome, crossing: tuple[int, float, float]) -> None:
-        """Refuse a crossing against the direction of the flow; a condition that does so has only been touched."""
-        index, value, rate = crossing
+    def _settles(self, task: SegmentTask, outcome: SegmentOutcome) -> bool:
+        """Whether a segment ends where a guard has come to rest at zero, so that rounding moves it across.
+
+        Other crossings against the direction of the flow are refused; a condition that does so has only been touched.
+        """
+        suspect, self.suspect = self.suspect, None
+        if outcome.crossing is None and suspect is None:
+            return False
+        index, value, rate = outcome.crossing or (suspect[0], 0.0, 0.0)
         transition = self.system.transitions[self.mode.guarded[index]]
-        if transition.direction * rate < 0 and not transition.refuses:
+        against = transition.direction * rate < 0
+        if transition.refuses or not (against or value == 0.0 == rate):
+            return False
+        at = self.at._replace(x=outcome.x)
+        if self.rules.settle(self.mode, index, outcome.t, at, self.p):
+            self.settled = transition.index
+            return True
+        if outcome.crossing is None:
+            raise self._failed(task, suspect[1])
+        if against:
             place: dict[str, Any] = {"mode": self.mode.name, "time": outcome.t}
             jumps = abs(value) > DISCONTINUOUS_CROSSING_SHARE * abs(rate) * (outcome.t - task.t0)
-            error = lost_crossing(crossing, pole=False, **place) if jumps else unresolved_guard(index, **place)
+            error = lost_crossing(outcome.crossing, pole=False, **place) if jumps else unresolved_guard(index, **place)
             error.rows = outcome.rows
             raise self._failed(task, error)
+        return False
+
+    def _before_noise(self, task: SegmentTask, error: DaeHybridError | None) -> float | None:
+        """Return a time before a crossing that could not be located, at which its guard may have come to rest."""
+        if not isinstance(error, EventError) or error.guard is None or error.time is None or self.suspect is not None:
+            return None
+        moment = error.time - SETTLED_SHARE * (error.time - task.t0)
+        if error.guard >= len(self.mode.guarded) or not task.t0 < moment < error.time:
+            return None
+        if self.mode.guarded[error.guard] in self.rules.still:  # it leaves to the other side
+            return None
+        self.suspect = error.guard, error
+        return moment
 
     def _failed(self, task: SegmentTask, error: DaeHybridError | None) -> DaeHybridError:
         """Return the error of a segment with its diagnosis; the computed part of the segment is recorded."""

@@ -8,8 +8,11 @@ guard on entry                         effect
 ====================================== ====================================================================
 on the side it has yet to cross from   armed
 zero to rounding, moving in its        fires at once, as the next record of the same instant
-direction
+direction, by the first derivative
+that is not zero
 zero, and not                          armed once it has left zero
+zero, and stays; the guard of a        counts to the side that `TransitionMap.zero_side` says: a weak comparison
+condition                              holds there, a strict one does not
 zero to the accuracy of the state, its armed once it has left zero by more than the accuracy
 rate too, and about to leave
 zero at the start of the run, its rate armed once it has left zero by more than the accuracy
@@ -51,7 +54,7 @@ from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.segment_rules import SAME_INSTANT, same_instant
 from dae_hybrid.simulation.firing import Firing
-from dae_hybrid.simulation.resting_guards import at_rest, leaving_signs, still_at_start
+from dae_hybrid.simulation.resting_guards import at_rest, leaving_signs, settled, still_at_start
 from dae_hybrid.simulation.zeno import EventTimes, chattering
 from dae_hybrid.system.schedule import Schedule
 from dae_hybrid.system.system import HybridSystem, ModeSystem
@@ -97,7 +100,7 @@ class EventLogic:
     #: known sides of zero of the mode's guards; 0 for a guard at zero that may cross either way
     sides: dict[int, int] = field(default_factory=dict)
     nonzero: set[int] = field(default_factory=set)  # guards that were not at zero at their last evaluation
-    still: dict[int, float] = field(default_factory=dict)  # zero bands of guards at rest since the start of the run
+    still: dict[int, float] = field(default_factory=dict)  # zero bands of guards that are at rest at zero
     #: guards beyond zero that are due: their side, and whether they follow an earlier transition of the instant
     due_sides: dict[int, tuple[int, bool]] = field(default_factory=dict)
     last_fired: int | None = None  # transition fired since the last evaluation of the guards
@@ -269,7 +272,10 @@ class EventLogic:
                 if not going:
                     if transition.relation is not None and not transition.relation.rests:
                         raise sign_at_rest(transition, mode.name, t)
-                    beyond = transition.zero_side(t, at.x, at.m, self.schedule.p)
+                    if index not in self.still:
+                        beyond = transition.zero_side(t, at.x, at.m, self.schedule.p)
+                    elif side:  # it may leave to the other one
+                        leaving_sign[i] = side
                     if transition.refuses or transition.is_sided:
                         leaving_sign[i] = beyond or -transition.direction
             else:
@@ -355,8 +361,17 @@ class EventLogic:
         found = still_at_start(mode, t, at, p, self.options, self._duration(t))
         self.still = {mode.guarded[i]: band for i, band in found.items()}
 
+    def settle(self, mode: ModeSystem, i: int, t: float, at: StatePoint, p: Array) -> bool:
+        """Note that a guard has come to rest at zero, to the accuracy of the state; return whether it has."""
+        band = settled(mode, i, t, at, p, self.options, self.span[1] - self.span[0])
+        if band is None:
+            return False
+        self.still[mode.guarded[i]] = band
+        self.stayed_at_zero[mode.guarded[i]] = 1
+        return True
+
     def _arm(self, armed: frozenset[int]) -> None:
-        """Forget the zero bands of guards that have left zero since the start of the run."""
+        """Forget the zero bands of guards that were at rest and have left zero."""
         for index in armed & self.still.keys():
             del self.still[index]
 

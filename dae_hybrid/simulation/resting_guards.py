@@ -11,6 +11,9 @@ Zero to the accuracy of the state is decided by perturbing the state by its tole
 A body may also be at rest at the start of the run, such as a load in equilibrium on its spring. The guard is zero, and
 its rate is a difference of equal forces, zero to their rounding. It is armed once it has left zero by more than the
 accuracy of the state, on either side.
+
+A guard whose rate is zero to the last bit, too, stays at zero, or leaves it by a higher derivative: `leaving_signs`. A
+guard that a decaying state brings to zero comes to rest there during a segment, and rounding moves it across: `settled`.
 """
 
 from __future__ import annotations
@@ -115,6 +118,24 @@ def at_rest(
         if away and (transitions[i].direction * away <= 0 or transitions[i].is_sided):
             found[i] = float(max(DEPARTURE_FACTOR * reach[i], 2 * abs(value[i]))), float(away)
     return found
+
+
+def settled(
+    mode: ModeSystem, index: int, t: float, at: StatePoint, p: Array, options: Options, duration: float
+) -> float | None:
+    """Return the zero band of a guard that has come to rest at zero, to the accuracy of the state, else None.
+
+    Neither its value nor what its rate makes of it until the end of the run is more than that accuracy.
+    """
+    e = mode.equations
+    x = at.x[: e.n]
+    here = kernel(e, "guards")(t, x, at.m, p)[0][index]
+    rate = kernel(e, "rates")(t, x, at.m, p)[0][index]
+    moves = [kernel(e, "guards")(t, x + side * options.allowed(e.variables, x), at.m, p)[0] for side in patterns(e.n)]
+    reach = float(np.hypot(*(move[index] - here for move in moves)))
+    if not 0 < max(abs(here), abs(rate) * duration) <= STATE_ERROR_FACTOR * reach and not here == 0.0 == rate < reach:
+        return None
+    return max(DEPARTURE_FACTOR * reach, 2 * abs(here))
 
 
 def leaving_signs(mode: ModeSystem, t: float, at: StatePoint, p: Array, duration: float) -> Array:

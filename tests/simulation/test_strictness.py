@@ -173,3 +173,40 @@ def test_the_first_derivative_that_is_not_zero_decides_how_zero_is_left(way: str
         for engine in (True, False):
             run = dh.simulate(system, (0, 2), parameters={"a": a}, native_events=engine, rtol=1e-8)
             assert run.functionals["G"] == pytest.approx(since, abs=1e-9)
+
+
+# -- guards that come to rest --------------------------------------------------------------------------------------
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize(
+    "options", [{}, {"native_events": False}, {"method": "bdf"}], ids=["compiled", "Python", "BDF"]
+)
+@pytest.mark.parametrize(("rate", "rtol"), [(10.0, 1e-4), (30.0, 1e-6), (100.0, 1e-8)])
+def test_a_state_that_settles_at_a_threshold_does_not_reach_it(rate: float, rtol: float, options: Any) -> None:
+    """x = 1 - 2 exp(-L t): rounding moves it across 1, which is no event; G = int x."""
+    m = dh.HybridModel("settles")
+    decay, x, y = m.parameter("L", rate), m.differential("x"), m.differential("y")
+    quiet, alarm = (m.mode(name, ode={x: -decay * (x - 1), y: x}) for name in ("quiet", "alarm"))
+    m.transition(quiet, alarm, guard=x - 1, direction="rising", reset={y: y + 1}, name="alarm")
+    m.initial(quiet, {x: -1.0, y: 0.0})
+    m.functional("G", terminal=y)
+    system = m.build(native=not options)
+    fsa = dh.forward_sensitivity(system, (0, 6), rtol=rtol, **options)
+    asa = dh.adjoint_gradient(system, (0, 6), rtol=rtol, **options)
+    assert not fsa.events
+    assert fsa.functionals["G"] == pytest.approx(6 - 2 / rate, rel=100 * rtol)
+    for gradient in (fsa.gradient["G"], asa.gradient):
+        np.testing.assert_allclose(gradient, [2 / rate**2], rtol=1e3 * rtol, atol=1e3 * rtol)
+    assert any("stayed at zero" in note for note in fsa.trajectory.diagnostics)
+
+
+def test_a_guard_that_has_come_to_rest_and_crosses_later_is_refused() -> None:
+    """x = exp(-40 t) until t = 1, where it is noise; then it falls through zero, at a time that the noise decides."""
+    m = dh.HybridModel("leaves later")
+    x = m.differential("x")
+    quiet = m.mode("quiet", ode={x: -40 * x - ca.fmax(m.time - 1, 0)})
+    m.transition(quiet, None, guard=x, direction="falling", name="crosses")
+    m.initial(quiet, {x: 1.0})
+    with pytest.raises(dh.EventError):
+        dh.simulate(m.build(native=False), (0, 3), rtol=1e-6)
