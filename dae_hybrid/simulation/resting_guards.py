@@ -12,8 +12,8 @@ A body may also be at rest at the start of the run, such as a load in equilibriu
 its rate is a difference of equal forces, zero to their rounding. It is armed once it has left zero by more than the
 accuracy of the state, on either side.
 
-A guard whose rate is zero to the last bit, too, stays at zero, or leaves it by a higher derivative: `leaving_signs`. A
-guard that a decaying state brings to zero comes to rest there during a segment, and rounding moves it across: `settled`.
+A guard whose rate is zero to the last bit, too, stays at zero, or leaves it by a higher derivative (`leaving_signs`). A
+guard that a decaying state brings to zero comes to rest there during a segment; rounding moves it across (`settled`).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def integral(t_end: float) -> float:
     return t_end / 2 + np.sin(10 * t_end) / 20
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("rtol", "method"),
     [(1e-4, "dop853"), (1e-6, "dop853"), (1e-8, "dop853"), (1e-6, "rk45"), (1e-6, "radau")],

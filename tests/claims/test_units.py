@@ -76,7 +76,7 @@ def test_a_vectorised_model_with_algebraic_variables_and_memory_builds() -> None
     m.transition(run, run, guard=y[0] - 0.5, direction="falling", memory={count: count + 1})
     m.initial(run, {y: 1.0 + np.arange(n)})
     m.functional("G", terminal=y[1])
-    asa = dh.adjoint_gradient(m.build(native=False), (0, 1))
+    asa = dh.adjoint_gradient(m.build(), (0, 1))
     np.testing.assert_allclose(asa.gradient, [-0.72978269], rtol=1e-6)  # that of three separate scalars, by scipy
 
 

@@ -235,14 +235,16 @@ assert not system.native
 
 
 def in_a_process(tmp_path: Path, text: str, seconds: int) -> tuple[subprocess.CompletedProcess[str], float]:
-    """Run a script with a compiler that takes `seconds`; return the result and the time after its last line."""
+    """Run a script with a compiler that takes `seconds` before it begins, and does not optimise; return the result and
+    the time after its last line.
+    """
     real = cc.find_compiler()
     if real is None or os.name != "posix":
         pytest.skip("no compiler, or no shell")
     slow = tmp_path / "slow-cc"
     slow.write_text(
         f'#!/bin/sh\ncase "$*" in *--version*) exit 0;; esac\necho $$ >> {tmp_path}/begun\nsleep {seconds}\n'
-        f'exec {" ".join(real)} "$@"\n'
+        f'exec {" ".join(real)} "$@" -O0\n'
     )
     slow.chmod(0o700)
     script = tmp_path / "script.py"

@@ -18,7 +18,15 @@ ADDRESS = "http://127.0.0.1:8000"
 PAGES = sorted(DOCS.glob("*.md"))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+#: pages that need ten seconds or more; tests of the same folders state what they show
+LONG = {"large_systems", "mechanics"}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.operation] if page.stem in LONG else []) for page in PAGES],
+    ids=lambda page: page.stem,
+)
 def test_code_runs(page: Path) -> None:
     names: dict = {}
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)

@@ -114,7 +114,7 @@ def at_the_end(sol):
     return [np.concatenate([sol[name][-1].ravel() for name in group]) for group in names]
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("formulation", [Index1(), Index2(), Index2(reference="origin")], ids=["1", "2", "2, origin"])
 def test_index_1_and_2_give_the_reference(formulation):
     sol = dh.simulate(squeezer().build(formulation), (0, 0.03), rtol=1e-11, atol=1e-13)
