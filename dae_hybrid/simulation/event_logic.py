@@ -265,10 +265,9 @@ class EventLogic:
             if abs(h) <= band:
                 zero_band[i] = band
                 if abs(rate) * duration > band and index not in self.still:
-                    going = 1 if rate > 0 else -1
+                    leaving_sign[i] = going = 1 if rate > 0 else -1
                 else:
                     going = courses.get(index, 0)
-                leaving_sign[i] = going
                 if not going:
                     if transition.relation is not None and not transition.relation.rests:
                         raise sign_at_rest(transition, mode.name, t)
