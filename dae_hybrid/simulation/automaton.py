@@ -414,9 +414,12 @@ class Automaton:
         Other crossings against the direction of the flow are refused; a condition that does so has only been touched.
         """
         suspect, self.suspect = self.suspect, None
-        if outcome.crossing is None and suspect is None:
+        if outcome.crossing is not None:
+            index, value, rate = outcome.crossing
+        elif suspect is not None:
+            index, value, rate = suspect[0], 0.0, 0.0
+        else:
             return False
-        index, value, rate = outcome.crossing or (suspect[0], 0.0, 0.0)
         transition = self.system.transitions[self.mode.guarded[index]]
         against = transition.direction * rate < 0
         if transition.refuses or not (against or value == 0.0 == rate):
@@ -425,14 +428,14 @@ class Automaton:
         if self.rules.settle(self.mode, index, outcome.t, at, self.p):
             self.settled = transition.index
             return True
-        if outcome.crossing is None:
-            raise self._failed(task, suspect[1])
-        if against:
+        if outcome.crossing is not None and against:
             place: dict[str, Any] = {"mode": self.mode.name, "time": outcome.t}
             jumps = abs(value) > DISCONTINUOUS_CROSSING_SHARE * abs(rate) * (outcome.t - task.t0)
             error = lost_crossing(outcome.crossing, pole=False, **place) if jumps else unresolved_guard(index, **place)
             error.rows = outcome.rows
             raise self._failed(task, error)
+        if outcome.crossing is None and suspect is not None:
+            raise self._failed(task, suspect[1])
         return False
 
     def _before_noise(self, task: SegmentTask, error: DaeHybridError | None) -> float | None:
