@@ -51,7 +51,7 @@ OTHER = {
     "zero, either way and back": Case(0, -1, BACK, "both", (1.8,)),
     "zero at rest": Case(0, 0, 0, "rising", ()),
     "zero at rest, then away": Case(0, 0, -1, "rising", ()),
-    "zero at rest, then in its direction": Case(0, 0, 1, "rising", ()),
+    "zero at rest, then in its direction": Case(0, 0, 1, "rising", (1.0,), native=False),
     "past": Case(0.5, 1, 0, "rising", (), passed=True, native=False),
     "past, falling": Case(-0.5, 1, 0, "falling", (), passed=True, native=False),
     "past, back and again": Case(0.5, -2.5, 5, "rising", (1.0 + 0.5 + 0.05**0.5,), passed=True, native=False),
