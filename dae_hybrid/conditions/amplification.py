@@ -61,7 +61,7 @@ def lost_along(
     largest = max((_relative(trajectory, name, np.abs(g) * scale) for name, g in gradients.items()), default=0.0)
     rtol = trajectory.options.rtol
     grown, remedy = f"derivatives are {largest:.1e} times as large as the functional", TIGHTER + CHAOS
-    if trajectory.is_singular:
+    if trajectory.singularity:
         grown, remedy = "rates have no limit at an event", TIGHTER
     elif not largest > LARGE_CHANGE:
         passage, rounding = fastest_passage(trajectory, sampled=sampled)

@@ -25,7 +25,7 @@ from dae_hybrid.interface.peaks import noted, with_values
 from dae_hybrid.interface.registry import Analysis, check_capabilities, find_integrator, for_call, registered
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Keep, Options, check_keep, check_time_span, check_times
-from dae_hybrid.port.failure_messages import MIN_PROGRESS_SHARE, NO_LIMIT
+from dae_hybrid.port.failure_messages import MIN_PROGRESS_SHARE
 from dae_hybrid.port.integrator import Integrator, RunsWhole, Session
 from dae_hybrid.port.native_plan import UNBOUNDED, Alarms, BoundaryFunctions, Knots, RunRequest
 from dae_hybrid.port.segment_rules import is_unresolved
@@ -428,11 +428,10 @@ class RunBuilder:
         at_events: bool = False,
     ) -> SweepResult:  # fmt: skip
         """Compute a gradient by a backward sweep; `at_events` records the adjoint before each event."""
-        if run.is_singular:
+        if run.singularity:
             conditions.fail(
                 EventError(
-                    f"At an event {NO_LIMIT}: a backward sweep would start there, where its coefficients are infinite.",
-                    time=run.events[-1].time,
+                    f"{run.singularity} A backward sweep would start there, where its coefficients are infinite.",
                     remedy="Use forward_sensitivity, whose derivatives are integrated up to that point.",
                 )
             )

@@ -139,9 +139,8 @@ class Automaton:
             if self.stops.signals and self.stops.pass_knots(self.t):
                 jumped = self._pass_knots(armed)
             resting = self._at_rest(armed)
-            courses = rules.courses(self.mode, self.t, self.at, self.p, armed)
             entry = rules.evaluate(
-                self.mode, self.t, self.at, entering=entering, jumped=jumped, resting=resting, courses=courses
+                self.mode, self.t, self.at, entering=entering, jumped=jumped, resting=resting, armed=armed
             )
             firing, jumped = entry.fires, NO_TRANSITIONS
             firing = self._or_time_event(firing)

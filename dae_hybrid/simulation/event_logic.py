@@ -69,7 +69,6 @@ SIMULTANEITY_RTOLS = 10.0
 #: or up to this multiple if a second run shows errors of that size
 MAX_SIMULTANEITY_RTOLS = 1000.0
 NO_GUARDS: Mapping[int, tuple[float, float]] = MappingProxyType({})
-NO_COURSES: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,13 +223,14 @@ class EventLogic:
         entering: bool,
         jumped: frozenset[int] = frozenset(),
         resting: Mapping[int, tuple[float, float]] = NO_GUARDS,
-        courses: Mapping[int, int] = NO_COURSES,
+        armed: frozenset[int] = frozenset(),
     ) -> SegmentEntry:
         """Evaluate the rules for every guard of the mode.
 
         `entering` says that the mode has just been entered, from another one or from itself, or that the run has just
         started; otherwise a segment has just ended. `jumped` are the transitions whose guards changed sign at a knot of
-        a signal: they fire. `resting` is the result of `at_rest`, `courses` that of `courses`.
+        a signal: they fire. `resting` is the result of `at_rest`; `armed` are the
+        transitions whose guards have left zero since the mode was entered.
         """
         zero_band, leaving_sign = [0.0] * len(mode.guarded), [0.0] * len(mode.guarded)
         duration = self._duration(t)
@@ -240,6 +240,7 @@ class EventLogic:
         if own is not None and self.system.transitions[own].relation is not None:
             own = None  # due again if the other side points back
         due: list[tuple[Firing, bool]] = []  # with whether firing is an error
+        signs: Array | None = None  # with which guards leave zero whose rates are zero, too
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         for i, (index, h, rate, size) in enumerate(values):
             transition = self.system.transitions[index]
@@ -261,13 +262,16 @@ class EventLogic:
                 if transition.is_sided and leaving_sign[i] == direction:
                     due.append((Firing(transition, h, rate, follows=True), False))
                 continue
-            beyond, going = 0, 0
+            beyond, going, is_slow = 0, 0, False
             if abs(h) <= band:
                 zero_band[i] = band
                 if abs(rate) * duration > band and index not in self.still:
                     leaving_sign[i] = going = 1 if rate > 0 else -1
-                else:
-                    going = courses.get(index, 0)
+                elif not (index in armed or index in self.still or transition.refuses):
+                    is_slow = max(abs(h), abs(rate) * duration) <= self._zero_band(h, size, rate, t)
+                    if is_slow and signs is None:
+                        signs = leaving_signs(mode, t, at, self.schedule.p, self.span[1] - self.span[0])
+                    going = int(signs[i]) if is_slow and signs is not None else 0
                 if not going:
                     if transition.relation is not None and not transition.relation.rests:
                         raise sign_at_rest(transition, mode.name, t)
@@ -282,7 +286,7 @@ class EventLogic:
             if not beyond:
                 met = entering and direction != 0 and (side is None or index in self.nonzero)
                 if going and direction in (0, going) and (met or side in (0, -going)) and index != own:
-                    due.append((Firing(transition, h, rate, follows=index in courses), False))
+                    due.append((Firing(transition, h, rate, follows=is_slow), False))
                 else:
                     self.nonzero.discard(index)
                     if going and (entering or side is not None):
@@ -340,20 +344,6 @@ class EventLogic:
         past = t - next(before, self.span[0]) if self.event_times.known else self.span[1] - self.span[0]
         at_zero = at_rest(places, mode, t, at, p, self.options, past)
         return {places[i].index: band for i, band in at_zero.items()}
-
-    def courses(self, mode: ModeSystem, t: float, at: StatePoint, p: Array, armed: frozenset[int]) -> Mapping[int, int]:
-        """Return the signs with which guards leave zero whose rates are zero, too; 0 for those that stay."""
-        duration = self._duration(t)
-        values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
-        found = {}
-        for i, (index, h, rate, size) in enumerate(values):
-            is_known = index in armed or index in self.still or self.system.transitions[index].refuses
-            if not is_known and max(abs(h), abs(rate) * duration) <= self._zero_band(h, size, rate, t):
-                found[i] = index
-        if not found:
-            return NO_COURSES
-        signs = leaving_signs(mode, t, at, p, self.span[1] - self.span[0])
-        return {index: int(signs[i]) for i, index in found.items()}
 
     def note_still(self, mode: ModeSystem, t: float, at: StatePoint, p: Array) -> None:
         """Note the guards that are at rest at the start of the run."""

@@ -120,6 +120,15 @@ def at_rest(
     return found
 
 
+def _by_tolerances(mode: ModeSystem, t: float, at: StatePoint, p: Array, options: Options) -> tuple[Array, Array]:
+    """Return the guards at a point, and their changes by the tolerances of the state."""
+    e = mode.equations
+    x, guards = at.x[: e.n], kernel(e, "guards")
+    here = guards(t, x, at.m, p)[0]
+    moves = [guards(t, x + side * options.allowed(e.variables, x), at.m, p)[0] for side in patterns(e.n)]
+    return here, np.hypot(*(move - here for move in moves))
+
+
 def settled(
     mode: ModeSystem, index: int, t: float, at: StatePoint, p: Array, options: Options, duration: float
 ) -> float | None:
@@ -128,12 +137,10 @@ def settled(
     Neither its value nor what its rate makes of it until the end of the run is more than that accuracy.
     """
     e = mode.equations
-    x = at.x[: e.n]
-    here = kernel(e, "guards")(t, x, at.m, p)[0][index]
-    rate = kernel(e, "rates")(t, x, at.m, p)[0][index]
-    moves = [kernel(e, "guards")(t, x + side * options.allowed(e.variables, x), at.m, p)[0] for side in patterns(e.n)]
-    reach = float(np.hypot(*(move[index] - here for move in moves)))
-    if not 0 < max(abs(here), abs(rate) * duration) <= STATE_ERROR_FACTOR * reach and not here == 0.0 == rate < reach:
+    guards, reaches = _by_tolerances(mode, t, at, p, options)
+    here, reach = float(guards[index]), float(reaches[index])
+    rate = float(kernel(e, "rates")(t, at.x[: e.n], at.m, p)[0][index])
+    if not reach > 0 or not max(abs(here), abs(rate) * duration) <= STATE_ERROR_FACTOR * reach:
         return None
     return max(DEPARTURE_FACTOR * reach, 2 * abs(here))
 
@@ -185,8 +192,6 @@ def still_at_start(
         places = np.flatnonzero(zero & (at.rates != 0) & (np.abs(at.rates) <= RATE_ROUNDINGS * EPS * terms))
     if not places.size:
         return {}
-    here = kernel(e, "guards")(t, x, at.m, p)[0]
-    moves = [kernel(e, "guards")(t, x + side * options.allowed(e.variables, x), at.m, p)[0] for side in patterns(e.n)]
-    reach = np.hypot(*(move - here for move in moves))
+    _, reach = _by_tolerances(mode, t, at, p, options)
     bands = np.maximum(DEPARTURE_FACTOR * reach, RATE_ROUNDINGS * EPS * terms * duration)
     return {i: float(bands[i]) for i in places.tolist()}

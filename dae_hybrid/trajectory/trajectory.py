@@ -295,9 +295,9 @@ class Trajectory(PortableResult):
         return self.parts.ends_with_event
 
     @property
-    def is_singular(self) -> bool:
-        """Whether rates have no limit at the zero of a guard that ended a segment."""
-        return any(NO_LIMIT in note for note in self.notes)
+    def singularity(self) -> str:
+        """The note on an event at which rates have no limit, empty without one."""
+        return next((note for note in self.notes if NO_LIMIT in note), "")
 
     @cached_property
     def uncertified(self) -> tuple[EventRecord, ...]:
