@@ -45,7 +45,6 @@ def breaks_down(*, native: bool, algebraic: bool = False, event: bool = True) ->
     return m.build(native=native)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
 @pytest.mark.parametrize("algebraic", [False, True], ids=["ODE", "DAE"])
 @pytest.mark.parametrize("event", [False, True], ids=["no event", "event"])
@@ -128,6 +127,7 @@ def test_step_limit(native: bool, built: Any, models: Any) -> None:
         assert 0 < caught.value.time < 10
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
 def test_an_adjoint_that_restarts_on_a_fine_clock_keeps_to_the_step_limit(native: bool) -> None:
     m = dh.HybridModel("measured")
@@ -174,7 +174,6 @@ class UserError(Exception):
     pass
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize(
     "error", [UserError("mine"), KeyboardInterrupt(), ZeroDivisionError("mine"), FloatingPointError("mine")], ids=repr
 )

@@ -139,7 +139,9 @@ def test_it_is_refused_where_it_matters(place: str, native: bool) -> None:
     for i, kind in enumerate(KINDS):
         if place in COMPILED and not native and kind not in ("nan", FINITE[1]):
             continue
-        for moment, (w1, w2) in MOMENTS.items():
+        for k, (moment, (w1, w2)) in enumerate(MOMENTS.items()):
+            if not native and (i + k) % 2:  # every kind and every moment, not each with each
+                continue
             for call in CALLS:
                 values = {"kind": i, "w1": w1, "w2": w2}
                 what, began = (place, kind, moment, call.__name__), time.monotonic()

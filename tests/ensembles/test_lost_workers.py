@@ -56,6 +56,7 @@ def check(found: dh.Ensemble, expected: np.ndarray) -> None:
     np.testing.assert_array_equal(found.values, expected)
 
 
+@pytest.mark.operation
 def test_a_set_that_kills_its_process_is_found_and_runs_again_if_asked(
     system: dh.HybridSystem, expected: np.ndarray, tmp_path: Path, monkeypatch
 ) -> None:

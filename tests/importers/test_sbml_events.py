@@ -148,7 +148,6 @@ def dosing(values: str = "trigger", **event: Any) -> dh.HybridModel:
     return model
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("values", ["trigger", "execution"])
 @pytest.mark.parametrize("adapter", ["sundials", "scipy"])
 def test_gradients_through_delayed_events(values: str, adapter: str) -> None:

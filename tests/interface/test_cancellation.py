@@ -319,7 +319,8 @@ def test_a_native_run_of_minutes(method: str, workers: int, models: Any, built: 
     assert bits(carry_out(short, sets_of(system, 4), workers)) == bits(carry_out(short, sets_of(system, 4), 1))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.first(1)
+@pytest.mark.parametrize("workers", [2, 1])
 def test_many_single_calls(workers: int, models: Any, built: Any) -> None:
     system = built(models.circuit, native=False)
     case, few = case_of(system, "adjoint"), sets_of(system, 4)

@@ -942,7 +942,6 @@ def test_auto(built: Any, compare_gradients: Any) -> None:
     assert steps["auto"] < 3 * steps["bdf"]
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
 @pytest.mark.parametrize("size", [0, 1, 6], ids=["ODE", "one", "six"])
 def test_functions_that_cannot_be_expanded(size: int, native: bool, compare_gradients: Any) -> None:

@@ -132,6 +132,7 @@ def test_parts_of_a_condition_stay_strict_or_weak(name: str, native_events: bool
     np.testing.assert_allclose([e.time for e in sol.events if e.transition == "met"], times, atol=1e-9)
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("compared", COMPARED)
 @pytest.mark.parametrize("way", ["start", "reset"])
 def test_a_level_put_onto_its_threshold(way: str, compared: str) -> None:
@@ -179,7 +180,6 @@ def test_the_first_derivative_that_is_not_zero_decides_how_zero_is_left(way: str
 
 
 @pytest.mark.filterwarnings("ignore:Whether 'alarm' fires at t = 6:dae_hybrid.DerivativeWarning")  # it is chance
-@pytest.mark.covering
 @pytest.mark.parametrize(
     "options", [{}, {"native_events": False}, {"method": "bdf"}], ids=["compiled", "Python", "BDF"]
 )
