@@ -58,12 +58,13 @@ class DaeHybridError(Exception):
         self.guard: int | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the error; omit the trajectory if it cannot be pickled."""
+        """Pickle the error; omit results that cannot be pickled."""
         state = {**self.__dict__, "rows": None, "method": None}
-        try:
-            pickle.dumps(self.trajectory)
-        except Exception:  # whatever a model refers to: the error itself has to arrive
-            state["trajectory"] = None
+        for name in ("trajectory", "result"):
+            try:
+                pickle.dumps(state.get(name))
+            except Exception:  # whatever a model refers to: the error itself has to arrive
+                state[name] = None
         return type(self), (self.message,), state
 
     def release(self) -> None:
@@ -169,6 +170,18 @@ class BoundError(ConsistencyError):
 
 class EventError(DaeHybridError, RuntimeError):
     """A transition cannot be applied as declared."""
+
+
+class OneSidedError(EventError):
+    """Values exist, but derivatives are one-sided: a change of the parameters one way leads elsewhere than the other.
+
+    Attributes
+    ----------
+    result : Fit, OptimizationResult or None
+        Of a search that ends at such a point: what it has found, complete.
+    """
+
+    result: Any = None
 
 
 class GrazingError(EventError):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.conditions.error_estimate import ErrorEstimate
-from dae_hybrid.errors import EventError
+from dae_hybrid.errors import OneSidedError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.record_table import RecordTable
@@ -538,7 +538,7 @@ def refuse(inspector: RunInspector, index: int, t: float, conditions: Conditions
     """Refuse a transition whose existence depends on a change of the parameters."""
     transition = inspector.system.transitions[index]
     conditions.fail(
-        EventError(
+        OneSidedError(
             f"{what}: a change of the parameters one way moves the transition, the other way takes it away.",
             transition=transition.name,
             mode=inspector.system.modes[transition.source].name,
