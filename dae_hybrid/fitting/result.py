@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri, stdtrit
 
-from dae_hybrid.errors import AssumptionError, DaeHybridError, OptionError, ParameterError
+from dae_hybrid.errors import AssumptionError, DaeHybridError, OneSidedError, OptionError, ParameterError
 from dae_hybrid.fitting import figures
 from dae_hybrid.fitting.bands import Bands, bands
 from dae_hybrid.fitting.free_parameters import FreeParameters
@@ -24,6 +24,7 @@ from dae_hybrid.fitting.profile import Profile, profile
 from dae_hybrid.fitting.search import Search
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.optimization.one_sided import OneSided
 from dae_hybrid.tables import align, html
 
 
@@ -118,6 +119,11 @@ class Fit:
         return tuple((dict(zip(self.labels, q.tolist(), strict=True)), error) for q, error in found)
 
     @property
+    def one_sided(self) -> tuple[OneSided, ...]:
+        """Points at which derivatives are one-sided, with the side that was taken, over all starts."""
+        return tuple(own for search in self.searches for own in search.one_sided)
+
+    @property
     def evaluations(self) -> int:
         """Points at which the experiments were run, over all starts."""
         return sum(search.evaluations for search in self.searches)
@@ -194,7 +200,30 @@ class Fit:
         found = self.misfit.linearised(self._best.q)
         if found.error is not None:
             raise found.error
+        self.refuse_one_sided(found.one_sided)
         return found
+
+    def refuse_one_sided(self, found: OneSided | None) -> None:
+        """Refuse estimates at which the derivatives that were taken are those of one of two sides.
+
+        Raises
+        ------
+        OneSidedError
+            They are, and bounds do not exclude the other side.
+        """
+        if found is None or not self.misfit.differs(np.array(list(found.parameters.values()))):
+            return
+        at = ", ".join(f"{name} = {value:.9g}" for name, value in found.parameters.items())
+        error = OneSidedError(
+            f"The search ends at {at} with cost {self.cost:.6g}, where derivatives are one-sided: conditions for a "
+            f"minimum and standard errors mean nothing there. {found.reason}",
+            remedy="Leave out the values at that time (NaN, or weight zero), fit from other starts, or exclude one "
+            "side by bounds. `result` of this error is the fit, with the estimates.",
+        )
+        first, *others = self.searches
+        ended = replace(first, success=False, message="Derivatives are one-sided at the optimum.")
+        error.result = replace(self, searches=(ended, *others))
+        raise error
 
     @property
     def _gradient(self) -> Array:
@@ -407,6 +436,7 @@ class Fit:
         lines = [repr(self), *align(self._rows(), left=(0, 4))]
         counts = Counter(str(error.message) for _, error in self.failures)
         lines += [f"{count} points without values or derivatives: {why}" for why, count in counts.most_common(3)]
+        lines += [f"{own!r}" for own in self.one_sided[:3]]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
