@@ -144,7 +144,7 @@ class Prediction:
             met = times[np.array([bool((np.abs(events - t) <= reach).any()) for t in times], dtype=bool)]
             before, after = (np.asarray(run(met, side=side)[series.name]) for side in ("left", "right"))
             size = np.abs([*before.ravel(), *after.ravel(), *series.values[used]]).max(initial=0.0)
-            apart = np.abs(after - before).reshape(met.size, -1).max(axis=1, initial=0.0)
+            apart = np.abs(after - before).max(axis=tuple(range(1, before.ndim)))
             for i in np.flatnonzero(apart > JUMP * size).tolist():
                 jumps[series.name, met[i]] = (
                     f"Experiment {self.name}: '{series.name}' jumps at t = {met[i]:.12g}, where there is a value: "

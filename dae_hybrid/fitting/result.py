@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri, stdtrit
 
-from dae_hybrid.errors import AssumptionError, DaeHybridError, OneSidedError, OptionError, ParameterError
+from dae_hybrid.errors import AssumptionError, DaeHybridError, OptionError, ParameterError
 from dae_hybrid.fitting import figures
 from dae_hybrid.fitting.bands import Bands, bands
 from dae_hybrid.fitting.free_parameters import FreeParameters
@@ -213,17 +213,14 @@ class Fit:
         """
         if found is None or not self.misfit.differs(np.array(list(found.parameters.values()))):
             return
-        at = ", ".join(f"{name} = {value:.9g}" for name, value in found.parameters.items())
-        error = OneSidedError(
-            f"The search ends at {at} with cost {self.cost:.6g}, where derivatives are one-sided: conditions for a "
-            f"minimum and standard errors mean nothing there. {found.reason}",
-            remedy="Leave out the values at that time (NaN, or weight zero), fit from other starts, or exclude one "
-            "side by bounds. `result` of this error is the fit, with the estimates.",
-        )
         first, *others = self.searches
         ended = replace(first, success=False, message="Derivatives are one-sided at the optimum.")
-        error.result = replace(self, searches=(ended, *others))
-        raise error
+        raise found.refusal(
+            f"cost {self.cost:.6g}",
+            replace(self, searches=(ended, *others)),
+            "Leave out the values at that time (NaN, or weight zero), fit from other starts, or exclude one side by "
+            "bounds.",
+        )
 
     @property
     def _gradient(self) -> Array:

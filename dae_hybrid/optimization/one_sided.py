@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,14 +39,28 @@ class OneSided:
     reason: str
 
     @property
+    def where(self) -> str:
+        """The point in words."""
+        return ", ".join(f"{name} = {value:.9g}" for name, value in self.parameters.items())
+
+    def refusal(self, value: str, result: Any, remedy: str) -> OneSidedError:
+        """The error of a search that ends at the point with a value, and with a result."""
+        error = OneSidedError(
+            f"The search ends at {self.where} with {value}, where derivatives are one-sided: conditions on them mean "
+            f"nothing there. {self.reason}",
+            remedy=f"{remedy} `result` of this error is what the search has found.",
+        )
+        error.result = result
+        return error
+
+    @property
     def moved(self) -> dict[str, float]:
         """Distances from the point to `taken_at`; empty if they are the same."""
         return {n: v - self.parameters[n] for n, v in self.taken_at.items() if v != self.parameters[n]}
 
     def __repr__(self) -> str:
-        at = ", ".join(f"{name} = {value:.9g}" for name, value in self.parameters.items())
         side = ", ".join(f"{name} {distance:+.1e}" for name, distance in self.moved.items())
-        return f"<OneSided at {at}: taken {f'at {side}' if side else 'as the run decides'}. {self.reason}>"
+        return f"<OneSided at {self.where}: taken {f'at {side}' if side else 'as the run decides'}. {self.reason}>"
 
 
 @dataclass(frozen=True, eq=False)
