@@ -24,7 +24,7 @@ from dae_hybrid.fitting.profile import Profile, profile
 from dae_hybrid.fitting.search import Search
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.optimization.one_sided import OneSided
+from dae_hybrid.optimization.one_sided import OneSided, in_lines
 from dae_hybrid.tables import align, html
 
 
@@ -433,8 +433,7 @@ class Fit:
         lines = [repr(self), *align(self._rows(), left=(0, 4))]
         counts = Counter(str(error.message) for _, error in self.failures)
         lines += [f"{count} points without values or derivatives: {why}" for why, count in counts.most_common(3)]
-        lines += [f"{own!r}" for own in self.one_sided[:3]]
-        return "\n".join(lines)
+        return "\n".join(lines + in_lines(self.one_sided))
 
     def _repr_html_(self) -> str:
         return html(repr(self), self._rows())

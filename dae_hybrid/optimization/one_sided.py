@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from dae_hybrid.optimization.scaling import AT_BOUND
 
 #: moves away from a limit are shorter by this factor than others: those decide on which side a point is
 INWARD = 1 / 16
+#: points that are shown
+SHOWN = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +60,18 @@ class OneSided:
         """Distances from the point to `taken_at`; empty if they are the same."""
         return {n: v - self.parameters[n] for n, v in self.taken_at.items() if v != self.parameters[n]}
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         side = ", ".join(f"{name} {distance:+.1e}" for name, distance in self.moved.items())
-        return f"<OneSided at {self.where}: taken {f'at {side}' if side else 'as the run decides'}. {self.reason}>"
+        return f"one-sided at {self.where}: taken {f'at {side}' if side else 'as the run decides'}. {self.reason}"
+
+    def __repr__(self) -> str:
+        return f"<OneSided: {self}>"
+
+
+def in_lines(found: Sequence[OneSided]) -> list[str]:
+    """The first points in words, and the number of others."""
+    more = [f"one-sided at {len(found) - SHOWN} further evaluations"] if len(found) > SHOWN else []
+    return [str(own) for own in found[:SHOWN]] + more
 
 
 @dataclass(frozen=True, eq=False)

@@ -82,8 +82,8 @@ class OptimizationProblem:
         Bounds of parameters, or of their entries (``"K[0,1]"``), in the same form.
     order : str, sequence of str, or sequence of these, optional
         Parameters of which none may exceed the next, such as switching times: ``["t1", "t2", "t3"]`` means
-        t1 <= t2 <= t3. A vector stands for its entries (``"t"``: t[0] <= t[1] <= ...). Several orders are a sequence of
-        sequences. The methods receive them as linear constraints, and no run is out of order.
+        t1 <= t2 <= t3. A vector stands for its entries (``"times"``: times[0] <= times[1] <= ...). Several orders are a
+        sequence of sequences. The methods receive them as linear constraints, and no run is out of order.
     parameters : mapping, labelled array or array, optional
         Start of the optimised parameters and values of the others, as in `simulate`; default nominal.
     scale : {"linear", "log", "logit"}, float, or mapping of str to these, optional
@@ -309,7 +309,7 @@ class OptimizationProblem:
         inside = bool(np.all((lower < start) & (start < upper)))  # trust-constr can then stay there
         more: dict[str, Any] = {"bounds": Bounds(lower, upper, inside)} if METHODS[method].bounds else {}
         if self.constraints:
-            more["constraints"] = target.constraints(start)
+            more["constraints"] = target.constraints(start if method == "trust-constr" else None)
         given = {name: value for name, value in options.items() if name != "tol"}
         with warnings.catch_warnings():
             # of trust-constr: it asks whether the function is linear
