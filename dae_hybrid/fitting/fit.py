@@ -67,7 +67,9 @@ def fit(
 
     The cost is 1/2 sum rho(r^2) over the residuals r = (predicted - measured) / sigma of all experiments, plus half
     the squares of priors and penalties. Derivatives are exact across events. A point at which a run fails, or has no
-    derivatives, does not end the fit: the step is shortened, and `Fit.failures` keeps the reason.
+    derivatives, does not end the fit: the step is shortened, and `Fit.failures` keeps the reason. Where derivatives are
+    one-sided, as where a dose whose time is estimated is at the very time of a value, one side within the bounds is
+    taken, and `Fit.one_sided` says which.
 
     Parameters
     ----------
@@ -127,6 +129,9 @@ def fit(
     ------
     ParameterError, OptionError
         An argument is invalid.
+    OneSidedError
+        Derivatives are one-sided at the optimum, and bounds do not exclude the other side: standard errors do not
+        exist. `OneSidedError.result` is the fit.
     DaeHybridError
         The error of the run at the start, if every start fails.
 
