@@ -169,17 +169,28 @@ class BoundError(ConsistencyError):
 
 
 class EventError(DaeHybridError, RuntimeError):
-    """A transition cannot be applied as declared."""
+    """A transition cannot be applied as declared, or a derivative does not exist.
+
+    Attributes
+    ----------
+    is_one_sided : bool
+        Whether derivatives are refused because they are one-sided: a change of the parameters one way leads elsewhere
+        than the other. Values exist there, and derivatives beside the point.
+    """
+
+    is_one_sided: bool = False
 
 
 class OneSidedError(EventError):
-    """Values exist, but derivatives are one-sided: a change of the parameters one way leads elsewhere than the other.
+    """A fit or an optimisation ends at a point at which derivatives are one-sided.
 
     Attributes
     ----------
     result : Fit, OptimizationResult or None
-        Of a search that ends at such a point: what it has found, complete.
+        What the search has found, complete.
     """
+
+    is_one_sided = True
 
     result: Any = None
 

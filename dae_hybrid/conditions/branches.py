@@ -17,7 +17,7 @@ import numpy as np
 from dae_hybrid.codegen.casadi_tools import kind_for
 from dae_hybrid.codegen.kernels import Kernel, NotPicklable
 from dae_hybrid.conditions.error_estimate import SAFETY_FACTOR
-from dae_hybrid.errors import OneSidedError
+from dae_hybrid.errors import EventError
 from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.port.records import EventRecord, MeasurementRecord
 from dae_hybrid.simulation.event_logic import MAX_SIMULTANEITY_RTOLS, SIMULTANEITY_RTOLS, ZERO_ROUNDINGS
@@ -257,8 +257,8 @@ class UndecidedBranch:
 
     def refuse(self, conditions: Conditions) -> None:
         """Refuse the derivatives of the run."""
-        conditions.fail(
-            OneSidedError(
+        conditions.fail_as_one_sided(
+            EventError(
                 f"In {self.what}, {self.text} is where it changes, to the accuracy of the run, and what follows from "
                 "either side differs: there are only one-sided derivatives.",
                 mode=self.mode.name,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.conditions.error_estimate import ErrorEstimate
-from dae_hybrid.errors import OneSidedError
+from dae_hybrid.errors import EventError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.record_table import RecordTable
@@ -537,8 +537,8 @@ def inaccuracy(trajectory: Trajectory, event: EventRecord) -> float:
 def refuse(inspector: RunInspector, index: int, t: float, conditions: Conditions, what: str, remedy: str) -> None:
     """Refuse a transition whose existence depends on a change of the parameters."""
     transition = inspector.system.transitions[index]
-    conditions.fail(
-        OneSidedError(
+    conditions.fail_as_one_sided(
+        EventError(
             f"{what}: a change of the parameters one way moves the transition, the other way takes it away.",
             transition=transition.name,
             mode=inspector.system.modes[transition.source].name,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from dae_hybrid.conditions.instants import EQUALITY_RTOL, EQUALITY_RTOLS
-from dae_hybrid.errors import OneSidedError
+from dae_hybrid.errors import EventError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.records import MeasurementRecord
 from dae_hybrid.sensitivity.event_sides import side_tangent
@@ -69,8 +69,8 @@ class _Ties:
                 continue
             entry = f", entry {tie.chosen.component}" if peak.size > 1 else ""
             if tie.is_exact:
-                conditions.fail(
-                    OneSidedError(
+                conditions.fail_as_one_sided(
+                    EventError(
                         f"Several places have the {peak.kind} of functional '{peak.functional}'{entry}: it has only "
                         f"one-sided derivatives, {said}.",
                         time=tie.chosen.time,

@@ -9,7 +9,7 @@ import numpy as np
 
 from dae_hybrid.conditions.instants import RunInspector
 from dae_hybrid.conditions.outcomes import TangentComparison
-from dae_hybrid.errors import OneSidedError
+from dae_hybrid.errors import EventError
 from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.port.records import EventRecord
 from dae_hybrid.simulation.event_logic import MAX_SIMULTANEITY_RTOLS, ZERO_ROUNDINGS
@@ -30,8 +30,8 @@ def refuse_tied_priorities(
             continue
         why = comparison.order_matters(inspector, one, other, state)
         if why is not None:
-            comparison.directions.conditions.fail(
-                OneSidedError(
+            comparison.directions.conditions.fail_as_one_sided(
+                EventError(
                     f"The priorities of '{one.transition}' and '{two.transition}' are equal, to the accuracy of the "
                     f"run, where both are due, and change with parameters or state; {why}: there are only one-sided "
                     "derivatives.",

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dae_hybrid.codegen.casadi_tools import kind_for
 from dae_hybrid.codegen.kernels import Kernel
-from dae_hybrid.errors import OneSidedError
+from dae_hybrid.errors import EventError
 from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.port.record_table import RECORDS
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
@@ -235,8 +235,8 @@ def refuse_resting(
     for rest in rests:
         for text in rest.one_sided(directions, *states[id(rest.segment)])[:1]:
             segment = rest.segment
-            conditions.fail(
-                OneSidedError(
+            conditions.fail_as_one_sided(
+                EventError(
                     f"The run rests at the kink of {text}, and leaves it with the parameters: there are only "
                     "one-sided derivatives.",
                     mode=segment.mode.name,

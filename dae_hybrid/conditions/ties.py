@@ -14,7 +14,7 @@ import numpy as np
 
 from dae_hybrid.conditions.instants import RunInspector, inaccuracy, knots_in, measured_in
 from dae_hybrid.conditions.outcomes import Side, TangentComparison, replay
-from dae_hybrid.errors import DaeHybridError, OneSidedError
+from dae_hybrid.errors import DaeHybridError, EventError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.port.segment_rules import kernel
@@ -169,7 +169,7 @@ class _Ties:
                 "taken."
             )
             return
-        error = OneSidedError(
+        error = EventError(
             f"{name} is measured at the time of an event or a knot, and one of the two moves with the parameters: it "
             f"has only one-sided derivatives there, {both}.",
             mode=record.mode.name,
@@ -177,7 +177,7 @@ class _Ties:
             time=record.time,
             remedy="Shift the measurement, or use at_events= to measure at the event.",
         )
-        self.directions.conditions.fail(error)
+        self.directions.conditions.fail_as_one_sided(error)
 
     def _both(self, sides: list[Quantity], names: tuple[str, str] = ("before it", "after it")) -> str | None:
         """Describe values and derivatives of two sides; None if they agree to the accuracy of the run."""
@@ -236,7 +236,7 @@ class _Ties:
                     "the side on which it fired."
                 )
                 continue
-            error = OneSidedError(
+            error = EventError(
                 "The event falls on a knot of a signal, to the last bit: there are only one-sided derivatives. Before "
                 f"it and after it {why}.",
                 transition=event.transition,
@@ -244,7 +244,7 @@ class _Ties:
                 time=event.time,
                 remedy="Change the parameters a little, or move the knot.",
             )
-            self.directions.conditions.fail(error)
+            self.directions.conditions.fail_as_one_sided(error)
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -297,8 +297,8 @@ class _Ties:
         if not exact:
             yield (f"Whether {name} to its accuracy, is chance: {both}. Derivatives are those of what the run did.")
             return
-        self.directions.conditions.fail(
-            OneSidedError(
+        self.directions.conditions.fail_as_one_sided(
+            EventError(
                 "A transition fires at the very end of the run, and its time moves with the parameters: a change of "
                 "the parameters one way moves the transition, the other way takes it away. What the run ends with is "
                 f"{both}.",

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.conditions.one_sided import listening
-from dae_hybrid.errors import DaeHybridError, OneSidedError
+from dae_hybrid.errors import DaeHybridError, EventError, OneSidedError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.optimization.changes import FARTHEST, FURTHER, OUTWARD, REMAINING_SLOPE, SLOPE_TOLERANCES, WIDTH_SHARE
 from dae_hybrid.optimization.scaling import AT_BOUND
@@ -106,13 +106,15 @@ class Sides:
         Raises
         ------
         DaeHybridError
-            The run fails; a `OneSidedError` if runs beside the point do not have derivatives, either.
+            The run fails, or runs beside the point do not have derivatives, either.
         """
         refused, found = None, None
         with listening() as heard:
             try:
                 found = run(q)
-            except OneSidedError as error:
+            except EventError as error:
+                if not error.is_one_sided:
+                    raise
                 refused = error
         if found is not None and not (heard and self.is_at_limit(q)):
             return found, q, self._record(q, q, heard[0]) if heard else None
