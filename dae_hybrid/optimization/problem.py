@@ -259,7 +259,7 @@ class OptimizationProblem:
 
         Warns
         -----
-        DerivativeWarning, ConditionWarning
+        ConditionWarning
             The warnings of the run at the start. Those of the others are in `Evaluation.warnings`: at an optimum the
             gradient vanishes, and none of its digits can be had.
         DerivativeWarning
