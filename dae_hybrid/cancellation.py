@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from types import TracebackType
 from typing import Self
 
@@ -112,7 +112,7 @@ def raise_if_cancelled() -> None:
 
 
 def carried[**P, R](function: Callable[P, R]) -> Callable[P, R]:
-    """Return a function that runs on any thread under the cancellations that the present thread has entered.
+    """Return a function that runs on any thread in the context of the present one, as under its cancellations.
 
     Examples
     --------
@@ -124,13 +124,9 @@ def carried[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     ...     isinstance(pool.submit(work).exception(), Cancelled)
     True
     """
-    entered = _entered.get()
+    context = copy_context()
 
     def call(*arguments: P.args, **named: P.kwargs) -> R:
-        before = _entered.set(entered)
-        try:
-            return function(*arguments, **named)
-        finally:
-            _entered.reset(before)
+        return context.copy().run(function, *arguments, **named)  # one thread at a time may be in a context
 
     return call

@@ -58,12 +58,13 @@ class DaeHybridError(Exception):
         self.guard: int | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the error; omit the trajectory if it cannot be pickled."""
+        """Pickle the error; omit results that cannot be pickled."""
         state = {**self.__dict__, "rows": None, "method": None}
-        try:
-            pickle.dumps(self.trajectory)
-        except Exception:  # whatever a model refers to: the error itself has to arrive
-            state["trajectory"] = None
+        for name in ("trajectory", "result"):
+            try:
+                pickle.dumps(state.get(name))
+            except Exception:  # whatever a model refers to: the error itself has to arrive
+                state[name] = None
         return type(self), (self.message,), state
 
     def release(self) -> None:
@@ -168,7 +169,30 @@ class BoundError(ConsistencyError):
 
 
 class EventError(DaeHybridError, RuntimeError):
-    """A transition cannot be applied as declared."""
+    """A transition cannot be applied as declared, or a derivative does not exist.
+
+    Attributes
+    ----------
+    is_one_sided : bool
+        Whether derivatives are refused because they are one-sided: a change of the parameters one way leads elsewhere
+        than the other. Values exist there, and derivatives beside the point.
+    """
+
+    is_one_sided: bool = False
+
+
+class OneSidedError(EventError):
+    """A fit or an optimisation ends at a point at which derivatives are one-sided.
+
+    Attributes
+    ----------
+    result : Fit, OptimizationResult or None
+        What the search has found, complete.
+    """
+
+    is_one_sided = True
+
+    result: Any = None
 
 
 class GrazingError(EventError):

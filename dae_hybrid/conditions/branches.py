@@ -257,7 +257,7 @@ class UndecidedBranch:
 
     def refuse(self, conditions: Conditions) -> None:
         """Refuse the derivatives of the run."""
-        conditions.fail(
+        conditions.fail_as_one_sided(
             EventError(
                 f"In {self.what}, {self.text} is where it changes, to the accuracy of the run, and what follows from "
                 "either side differs: there are only one-sided derivatives.",

@@ -9,6 +9,7 @@ from functools import cache
 
 from dae_hybrid.conditions.branches import undecided_branches
 from dae_hybrid.conditions.error_estimate import ErrorEstimate
+from dae_hybrid.conditions.one_sided import untold
 from dae_hybrid.conditions.peaks import check_peaks
 from dae_hybrid.conditions.resting import refuse_resting
 from dae_hybrid.conditions.simultaneous import has_coincidences, one_sided_derivatives
@@ -46,9 +47,9 @@ def check_derivative_conditions(
     `forward` returns the run with its tangents, `finer` the run that `ErrorEstimate` compares with; both are called
     only if needed. `growth` is the result of `amplification.lost_digits`, `functionals` are those to be differentiated.
 
-    Warns with `DerivativeWarning` if derivatives are one-sided or a condition failed with ``strict=False``, and with
-    `ConditionWarning` if the growth of perturbations leaves gradients undetermined or sensitivities are below their
-    absolute tolerances.
+    Warns with `DerivativeWarning` if derivatives are one-sided and nobody listens (`one_sided.listening`), or a
+    condition failed with ``strict=False``, and with `ConditionWarning` if the growth of perturbations leaves gradients
+    undetermined or sensitivities are below their absolute tolerances.
     """
     if trajectory.accumulation is not None:
         conditions.fail(
@@ -74,7 +75,7 @@ def check_derivative_conditions(
     for check in duality.values():
         if not check.passed:
             conditions.fail(check.error())
-    for sentence in (*sided, *(f"{reason} The gradient is not one." for reason in conditions.failed)):
+    for sentence in (*untold(sided), *(f"{reason} The gradient is not one." for reason in conditions.failed)):
         warnings.warn(sentence, DerivativeWarning, stacklevel=4)
     lost, grown = growth
     lost = [*conditions.doubts, *lost, *amplified(trajectory)]

@@ -537,7 +537,7 @@ def inaccuracy(trajectory: Trajectory, event: EventRecord) -> float:
 def refuse(inspector: RunInspector, index: int, t: float, conditions: Conditions, what: str, remedy: str) -> None:
     """Refuse a transition whose existence depends on a change of the parameters."""
     transition = inspector.system.transitions[index]
-    conditions.fail(
+    conditions.fail_as_one_sided(
         EventError(
             f"{what}: a change of the parameters one way moves the transition, the other way takes it away.",
             transition=transition.name,

@@ -69,7 +69,7 @@ class _Ties:
                 continue
             entry = f", entry {tie.chosen.component}" if peak.size > 1 else ""
             if tie.is_exact:
-                conditions.fail(
+                conditions.fail_as_one_sided(
                     EventError(
                         f"Several places have the {peak.kind} of functional '{peak.functional}'{entry}: it has only "
                         f"one-sided derivatives, {said}.",

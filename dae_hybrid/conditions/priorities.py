@@ -30,7 +30,7 @@ def refuse_tied_priorities(
             continue
         why = comparison.order_matters(inspector, one, other, state)
         if why is not None:
-            comparison.directions.conditions.fail(
+            comparison.directions.conditions.fail_as_one_sided(
                 EventError(
                     f"The priorities of '{one.transition}' and '{two.transition}' are equal, to the accuracy of the "
                     f"run, where both are due, and change with parameters or state; {why}: there are only one-sided "

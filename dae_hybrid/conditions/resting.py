@@ -235,7 +235,7 @@ def refuse_resting(
     for rest in rests:
         for text in rest.one_sided(directions, *states[id(rest.segment)])[:1]:
             segment = rest.segment
-            conditions.fail(
+            conditions.fail_as_one_sided(
                 EventError(
                     f"The run rests at the kink of {text}, and leaves it with the parameters: there are only "
                     "one-sided derivatives.",

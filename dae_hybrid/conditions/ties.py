@@ -20,7 +20,7 @@ from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.port.segment_rules import kernel
 from dae_hybrid.simulation.stop_times import settle
 from dae_hybrid.system.linearisation import chain
-from dae_hybrid.system.measurement import measurement_rate
+from dae_hybrid.system.measurement import Measurement, measurement_rate
 from dae_hybrid.system.signals import coefficients, derivatives
 from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import STATE_ERROR_FACTOR
@@ -114,33 +114,34 @@ class _Ties:
     # -- measurements ----------------------------------------------------------------------------------------
 
     def _measured(self, record: MeasurementRecord, state: Array) -> Iterator[str]:
-        t, measurement = record.time, self.system.measurements[record.index]
-        moves = measurement.time_by(self.p) @ self.directions.directions
-        name = f"Functional '{measurement.functional}' is measured at t = {t:.12g}"
+        for measurement in self.system.measurements[record.index].parts():
+            yield from self._measured_part(record, measurement, state)
+
+    def _measured_part(self, record: MeasurementRecord, measurement: Measurement, state: Array) -> Iterator[str]:
+        t, moves = record.time, measurement.time_by(self.p) @ self.directions.directions
         for first, events in self._tied(t, moves):
-            sides = [self._measure(record, side, moves) for side in self._sides(first, events)]
+            sides = [self._measure(measurement, side, moves) for side in self._sides(first, events)]
             exact = any(self.inspector.is_rounding(event.time, t) for event in events)
             exact = exact and self._moves_apart(first, events, moves)
             beside = f"'{events[0].transition}' at t = {events[0].time:.12g}"
-            yield from self._said(name, beside, sides, exact, record)
+            yield from self._said(measurement, beside, sides, exact, record, events[0].transition)
         if self.comparison.moves_together(moves, self.fixed):
             return
         slack, when = self.inspector.slack(t), attrgetter("time")
         first, last = bisect_left(self.knots, t - slack, key=when), bisect_right(self.knots, t + slack, key=when)
         for knot in self.knots[first:last]:
             sides = [
-                self._measure(record, self._around(knot, record.mode, record.x, record.memory, state, k), moves)
+                self._measure(measurement, self._around(knot, record.mode, record.x, record.memory, state, k), moves)
                 for k in (0, 1)
             ]
             exact = self.inspector.is_rounding(knot.time, t)
-            yield from self._said(name, f"a knot at t = {knot.time:.12g}", sides, exact, record)
+            yield from self._said(measurement, f"a knot at t = {knot.time:.12g}", sides, exact, record)
 
-    def _measure(self, record: MeasurementRecord, side: Side, moves: Array) -> Quantity:
+    def _measure(self, measurement: Measurement, side: Side, moves: Array) -> Quantity:
         mode, t, x, m = side.point
-        measurement = self.system.measurements[record.index]
         value, by_u = measurement.at(mode.index, t, x, m, self.p)
         xdot = mode.kernels["entry"](t, x, m, self.p)[0]
-        rate = measurement_rate(by_u, MeasurementRecord(t, record.index, mode, x, xdot, m))
+        rate = measurement_rate(by_u, xdot)
         derivative = self._along_u(by_u, side) + np.outer(rate, moves)
         return value, derivative, self._nothing(by_u, side) + np.abs(rate) * self.inspector.slack(t)
 
@@ -154,26 +155,29 @@ class _Ties:
         return STATE_ERROR_FACTOR * np.asarray(np.abs(by_u[:, : x.size]) @ allowed)
 
     def _said(
-        self, name: str, beside: str, sides: list[Quantity], exact: bool, record: MeasurementRecord
-    ) -> Iterator[str]:
+        self, measurement: Measurement, beside: str, sides: list[Quantity], exact: bool, record: MeasurementRecord,
+        transition: str | None = None,
+    ) -> Iterator[str]:  # fmt: skip
         """Yield a warning if two sides of a measurement differ; at exactly equal times the condition fails."""
-        both = self._both(sides)
+        both, name = self._both(sides), f"{measurement.name[0].upper()}{measurement.name[1:]}"
         if both is None:
             return
         if not exact:
             yield (
-                f"{name}, within the accuracy of the run beside {beside}, and has only one-sided derivatives there: "
-                f"{both}. Derivatives are those of the side on which it was taken."
+                f"{name} is measured at t = {record.time:.12g}, within the accuracy of the run beside {beside}, and "
+                f"has only one-sided derivatives there: {both}. Derivatives are those of the side on which it was "
+                "taken."
             )
             return
         error = EventError(
-            f"Functional '{self.system.measurements[record.index].functional}' is measured at the time of an event or "
-            f"a knot, and one of the two moves with the parameters: it has only one-sided derivatives there, {both}.",
+            f"{name} is measured at the time of an event or a knot, and one of the two moves with the parameters: it "
+            f"has only one-sided derivatives there, {both}.",
             mode=record.mode.name,
+            transition=transition,
             time=record.time,
             remedy="Shift the measurement, or use at_events= to measure at the event.",
         )
-        self.directions.conditions.fail(error)
+        self.directions.conditions.fail_as_one_sided(error)
 
     def _both(self, sides: list[Quantity], names: tuple[str, str] = ("before it", "after it")) -> str | None:
         """Describe values and derivatives of two sides; None if they agree to the accuracy of the run."""
@@ -240,7 +244,7 @@ class _Ties:
                 time=event.time,
                 remedy="Change the parameters a little, or move the knot.",
             )
-            self.directions.conditions.fail(error)
+            self.directions.conditions.fail_as_one_sided(error)
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -293,7 +297,7 @@ class _Ties:
         if not exact:
             yield (f"Whether {name} to its accuracy, is chance: {both}. Derivatives are those of what the run did.")
             return
-        self.directions.conditions.fail(
+        self.directions.conditions.fail_as_one_sided(
             EventError(
                 "A transition fires at the very end of the run, and its time moves with the parameters: a change of "
                 "the parameters one way moves the transition, the other way takes it away. What the run ends with is "

@@ -67,7 +67,9 @@ def fit(
 
     The cost is 1/2 sum rho(r^2) over the residuals r = (predicted - measured) / sigma of all experiments, plus half
     the squares of priors and penalties. Derivatives are exact across events. A point at which a run fails, or has no
-    derivatives, does not end the fit: the step is shortened, and `Fit.failures` keeps the reason.
+    derivatives, does not end the fit: the step is shortened, and `Fit.failures` keeps the reason. Where derivatives are
+    one-sided, as where a dose whose time is estimated is at the very time of a value, one side within the bounds is
+    taken, and `Fit.one_sided` says which.
 
     Parameters
     ----------
@@ -127,6 +129,9 @@ def fit(
     ------
     ParameterError, OptionError
         An argument is invalid.
+    OneSidedError
+        Derivatives are one-sided at the optimum, and bounds do not exclude the other side: standard errors do not
+        exist. `OneSidedError.result` is the fit.
     DaeHybridError
         The error of the run at the start, if every start fails.
 
@@ -174,18 +179,20 @@ def fit(
         )
         for e, o, common, places in zip(given, owners, _fixed_values(owners, fixed), layout.places, strict=True)
     ]  # fmt: skip
+    threads, rtol = cores() if workers is None else workers, Options.of(options).rtol
+    misfit = Misfit(predictions, layout, penalty, loss, float(f_scale), threads if starts == 1 else 1, rtol)
     for prediction in predictions:
         with suppress(*RUN_ERRORS):  # a start that fails is met again
-            prediction.check_sides(layout.start)
-    threads = cores() if workers is None else workers
-    misfit = Misfit(predictions, layout, penalty, loss, float(f_scale), threads if starts == 1 else 1)
+            prediction.check_sides(layout.start, misfit.sides.beside(layout.start))
     with ProgressReport(f"fit '{system.name}'", progress, _in_words) as report:
         found = _searches(misfit, optimizer, analysis, optimizer_options or {}, starts, seed, threads, report)
     if found[0].best is None:
         raise found[0].failures[0][1]
+    result = Fit(misfit.threaded(threads), tuple(found), optimizer, rtol, known)
+    result.refuse_one_sided(found[0].best.one_sided)
     for prediction in predictions:
         prediction.check_sides(found[0].best.q)
-    return Fit(misfit.threaded(threads), tuple(found), optimizer, Options.of(options).rtol, known)
+    return result
 
 
 def _searches(

@@ -28,6 +28,7 @@ from dae_hybrid.fitting.losses import LOSSES
 from dae_hybrid.fitting.prediction import Prediction
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.optimization.one_sided import OneSided, Sides
 
 #: errors of a run that depend on the parameters: a fit avoids such points
 RUN_ERRORS = (IntegrationError, ConsistencyError, EventError, DualityError, ModelError)
@@ -53,6 +54,8 @@ class Evaluation:
         Derivative of the cost by q.
     error : DaeHybridError or None
         Reason for NaN.
+    one_sided : OneSided or None
+        The point that was asked for, if derivatives are one-sided there; `q` is where they were taken.
     """
 
     q: Array
@@ -61,6 +64,7 @@ class Evaluation:
     jacobian: Array | None = None
     gradient: Array | None = None
     error: DaeHybridError | None = None
+    one_sided: OneSided | None = None
 
 
 class Misfit:
@@ -74,8 +78,9 @@ class Misfit:
 
     def __init__(
         self, predictions: Sequence[Prediction], free: FreeParameters, penalty: Penalty | None, loss: str,
-        f_scale: float, workers: int,
+        f_scale: float, workers: int, rtol: float,
     ) -> None:  # fmt: skip
+        self.sides = Sides(free.labels, free.lower, free.upper, np.abs(free.start), rtol)
         self.predictions, self.free, self.f_scale, self.loss = tuple(predictions), free, f_scale, loss
         self.targets = np.concatenate([p.targets for p in predictions])
         self.sigma = np.concatenate([p.sigma for p in predictions])
@@ -112,26 +117,34 @@ class Misfit:
 
     def values(self, q: Array) -> Evaluation:
         """Residuals without derivatives."""
-        return self._guarded(q, lambda: self._evaluation(q)[0])
+        return self._guarded(q, lambda q: self._evaluation(q)[0])
 
     def linearised(self, q: Array) -> Evaluation:
         """Residuals with their Jacobian, by forward analysis."""
+        return self._guarded(q, self._linearised)
 
-        def evaluate() -> Evaluation:
-            pairs = self._each(lambda p, _: p.derivatives(q))
-            found, by_q = self._evaluation(q, np.concatenate([values for values, _ in pairs]))
-            jacobian = np.zeros((self.size, len(q)))
-            jacobian[self.n_data :] = by_q.toarray()
-            for i, (prediction, (_, slopes)) in enumerate(zip(self.predictions, pairs, strict=True)):
-                self.part(jacobian, i)[:, prediction.free] = slopes / prediction.sigma[:, None]
-            return replace(found, jacobian=jacobian, gradient=self.slopes(found.residuals) @ jacobian)
+    def differs(self, q: Array) -> bool:
+        """Whether residuals or their Jacobian differ on two sides of a point within the bounds, see `Sides.differ`."""
 
-        return self._guarded(q, evaluate)
+        def rows(q: Array) -> Array:
+            found = self._linearised(q)
+            return np.column_stack((found.residuals, np.asarray(found.jacobian)))
+
+        return self.sides.differ(q, rows)
+
+    def _linearised(self, q: Array) -> Evaluation:
+        pairs = self._each(lambda p, _: p.derivatives(q))
+        found, by_q = self._evaluation(q, np.concatenate([values for values, _ in pairs]))
+        jacobian = np.zeros((self.size, len(q)))
+        jacobian[self.n_data :] = by_q.toarray()
+        for i, (prediction, (_, slopes)) in enumerate(zip(self.predictions, pairs, strict=True)):
+            self.part(jacobian, i)[:, prediction.free] = slopes / prediction.sigma[:, None]
+        return replace(found, jacobian=jacobian, gradient=self.slopes(found.residuals) @ jacobian)
 
     def differentiated(self, q: Array) -> Evaluation:
         """Residuals with the gradient of the cost, by adjoint analysis."""
 
-        def evaluate() -> Evaluation:
+        def evaluate(q: Array) -> Evaluation:
             found, by_q = self._evaluation(q)
             slopes = self.slopes(found.residuals)
             seeds = slopes[: self.n_data] / self.sigma
@@ -151,19 +164,19 @@ class Misfit:
         with ThreadPoolExecutor(self._workers) as pool:
             return list(pool.map(carried(function), *pairs))
 
-    def _guarded(self, q: Array, evaluate: Callable[[], Evaluation]) -> Evaluation:
-        """Evaluate; NaN with the reason if a run fails."""
+    def _guarded(self, q: Array, evaluate: Callable[[Array], Evaluation]) -> Evaluation:
+        """Evaluate, beside the point if derivatives are one-sided there; NaN with the reason if a run fails."""
         blank = np.full(self.size, np.nan)
         if not np.isfinite(q).all():
             return Evaluation(q, np.nan, blank, error=NonFiniteError("A free parameter is not finite."))
         try:
-            found = evaluate()
+            found, _, one_sided = self.sides.take(q, evaluate)
         except RUN_ERRORS as error:
             error.release()
             return Evaluation(q, np.nan, blank, error=error)
         parts = (found.residuals, found.jacobian, found.gradient)
         if all(part is None or np.isfinite(part).all() for part in parts):
-            return found
+            return replace(found, one_sided=one_sided)
         reason = NonFiniteError("A residual or its derivative is not finite.")
         return Evaluation(q, np.nan, blank, error=reason)
 

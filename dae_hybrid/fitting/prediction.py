@@ -114,8 +114,10 @@ class Prediction:
             t = np.maximum(t - BEFORE * (t1 - t0), t0)
         return OutputMap(self.system, t_span, t, names, **self._call)
 
-    def check_sides(self, q: Array) -> None:
+    def check_sides(self, q: Array, beside: Array | None = None) -> None:
         """Check that no variable jumps at a time of its values, unless the experiment names the side.
+
+        With a point beside q, jumps that do not stay there are chance, and pass.
 
         Raises
         ------
@@ -124,23 +126,31 @@ class Prediction:
         """
         if self.experiment.at_events is not None or not self._outputs or not self.system.transitions:
             return
-        run = self._outputs[0].map.trajectory(self.parameters(q))
+        found = self._jumps(q)
+        if found and beside is not None:
+            staying = self._jumps(beside)
+            found = {place: said for place, said in found.items() if place in staying}
+        for said in found.values():
+            raise ParameterError(
+                said, remedy="at_events='before' or 'after' says on which side values at the very times of events lie."
+            )
+
+    def _jumps(self, q: Array) -> dict[tuple[str, float], str]:
+        """Descriptions of jumps at times of values, by variable and time."""
+        run, jumps = self._outputs[0].map.trajectory(self.parameters(q)), dict[tuple[str, float], str]()
         reach, events = COINCIDENT * (self.experiment.t_span[1] - self.experiment.t_span[0]), run.event_table.t
         for series, used in zip(self.experiment.series, self.used, strict=False):
             times = np.unique(series.t[used.any(axis=1)])
             met = times[np.array([bool((np.abs(events - t) <= reach).any()) for t in times], dtype=bool)]
             before, after = (np.asarray(run(met, side=side)[series.name]) for side in ("left", "right"))
             size = np.abs([*before.ravel(), *after.ravel(), *series.values[used]]).max(initial=0.0)
-            apart = np.abs(after - before)
-            while apart.ndim > 1:
-                apart = apart.max(axis=-1)
-            if (apart > JUMP * size).any():
-                i = int(np.argmax(apart))
-                raise ParameterError(
+            apart = np.abs(after - before).max(axis=tuple(range(1, before.ndim)))
+            for i in np.flatnonzero(apart > JUMP * size).tolist():
+                jumps[series.name, met[i]] = (
                     f"Experiment {self.name}: '{series.name}' jumps at t = {met[i]:.12g}, where there is a value: "
-                    f"{before[i]} before, {after[i]} after the event.",
-                    remedy="at_events='before' or 'after' says on which side values at the very times of events lie.",
+                    f"{before[i]} before, {after[i]} after the event."
                 )
+        return jumps
 
     def parameters(self, q: Array) -> Array:
         """All parameters of the system."""

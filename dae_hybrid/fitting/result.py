@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +24,7 @@ from dae_hybrid.fitting.profile import Profile, profile
 from dae_hybrid.fitting.search import Search
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.optimization.one_sided import OneSided, in_lines
 from dae_hybrid.tables import align, html
 
 
@@ -118,6 +119,11 @@ class Fit:
         return tuple((dict(zip(self.labels, q.tolist(), strict=True)), error) for q, error in found)
 
     @property
+    def one_sided(self) -> tuple[OneSided, ...]:
+        """Points at which derivatives are one-sided, with the side that was taken, over all starts."""
+        return tuple(own for search in self.searches for own in search.one_sided)
+
+    @property
     def evaluations(self) -> int:
         """Points at which the experiments were run, over all starts."""
         return sum(search.evaluations for search in self.searches)
@@ -194,7 +200,27 @@ class Fit:
         found = self.misfit.linearised(self._best.q)
         if found.error is not None:
             raise found.error
+        self.refuse_one_sided(found.one_sided)
         return found
+
+    def refuse_one_sided(self, found: OneSided | None) -> None:
+        """Refuse estimates at which the derivatives that were taken are those of one of two sides.
+
+        Raises
+        ------
+        OneSidedError
+            They are, and bounds do not exclude the other side.
+        """
+        if found is None or not self.misfit.differs(np.array(list(found.parameters.values()))):
+            return
+        first, *others = self.searches
+        ended = replace(first, success=False, message="Derivatives are one-sided at the optimum.")
+        raise found.refusal(
+            f"cost {self.cost:.6g}",
+            replace(self, searches=(ended, *others)),
+            "Leave out the values at that time (NaN, or weight zero), fit from other starts, or exclude one side by "
+            "bounds.",
+        )
 
     @property
     def _gradient(self) -> Array:
@@ -407,7 +433,7 @@ class Fit:
         lines = [repr(self), *align(self._rows(), left=(0, 4))]
         counts = Counter(str(error.message) for _, error in self.failures)
         lines += [f"{count} points without values or derivatives: {why}" for why, count in counts.most_common(3)]
-        return "\n".join(lines)
+        return "\n".join(lines + in_lines(self.one_sided))
 
     def _repr_html_(self) -> str:
         return html(repr(self), self._rows())

@@ -15,6 +15,7 @@ from dae_hybrid.fitting.misfit import Evaluation, Misfit
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.optimization.evaluations import failure_penalty
+from dae_hybrid.optimization.one_sided import OneSided
 
 #: methods of `scipy.optimize.least_squares`, which take a Jacobian
 LEAST_SQUARES = ("trf", "dogbox")
@@ -70,6 +71,8 @@ class Search:
         Number of points at which the experiments were run.
     failures : tuple of pair
         Points without values or derivatives, and the reasons.
+    one_sided : tuple of OneSided
+        Points at which derivatives are one-sided.
     """
 
     start: Array
@@ -78,6 +81,7 @@ class Search:
     message: str
     evaluations: int
     failures: tuple[tuple[Array, DaeHybridError], ...]
+    one_sided: tuple[OneSided, ...]
 
     @property
     def cost(self) -> float:
@@ -102,6 +106,7 @@ class Track:
     steepest: float = 0.0
     count: int = 0
     failures: list[tuple[Array, DaeHybridError]] = field(default_factory=list)
+    one_sided: list[OneSided] = field(default_factory=list)
     _last: tuple[bytes, Evaluation] | None = None
 
     def at(self, s: Array) -> Evaluation:
@@ -113,6 +118,8 @@ class Track:
         evaluate = {"forward": misfit.linearised, "adjoint": misfit.differentiated, None: misfit.values}
         found = evaluate[self.derivatives](q)
         self._last, self.count = (key, found), self.count + 1
+        if found.one_sided is not None:
+            self.one_sided.append(found.one_sided)
         if found.error is not None:
             self.failures.append((q, found.error))
         else:
@@ -207,7 +214,7 @@ def search(
         raise OptionError(f"{optimizer!r} refuses optimizer_options {shown(dict(options))}: {reason}") from reason
     if success and track.failures and not track.is_stationary():
         success, message = False, f"Stopped beside points that fail: {track.failures[-1][1].message}"
-    return Search(start, track.best, success, message, track.count, tuple(track.failures))
+    return Search(start, track.best, success, message, track.count, tuple(track.failures), tuple(track.one_sided))
 
 
 def _by_least_squares(track: Track, s: Array, optimizer: str, options: Mapping[str, Any]) -> tuple[bool, str]:

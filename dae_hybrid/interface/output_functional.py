@@ -26,6 +26,8 @@ from dae_hybrid.system.system import HybridSystem
 
 #: seed of the weights with which conditions of all outputs are checked; they are between 1 and 2, and none is special
 WEIGHTS_SEED = 1
+#: names of outputs in the name of their functional, for messages
+SHOWN = 3
 _building = Lock()
 
 
@@ -85,12 +87,14 @@ class OutputFunctional:
     """
 
     def __init__(
-        self, system: HybridSystem, times: Array, names: tuple[str, ...], outputs: ca.MX,
+        self, system: HybridSystem, times: Array, layout: Layout, outputs: ca.MX,
         x0: Mapping[str, Array] | None, start_mode: Mode | str | None,
     ) -> None:  # fmt: skip
-        self._original, self.times, self._names, self._outputs = system, times, names, outputs
+        self._original, self.times, self._labels, self._outputs = system, times, layout.labels(), outputs
         self._start: dict[str, Any] = {"x0": x0, "start_mode": start_mode}
-        self.name = free_name("outputs", origin_of(system).model.declarations)
+        names = self._names = layout.names
+        shown = ", ".join(names[:SHOWN]) + ", ..." * (len(names) > SHOWN)
+        self.name = free_name(f"outputs {shown}", origin_of(system).model.declarations)
         self._idle: list[_WeightedSystem] = []
 
     @cached_property
@@ -117,7 +121,7 @@ class OutputFunctional:
         """The copy with weights of which none is zero, so that it has a derivative only if every output has."""
         shape = self.times.size, self._outputs.numel()
         weights = np.random.default_rng(WEIGHTS_SEED).uniform(1.0, 2.0, shape)
-        return _measured(self._template, self.times, weights)
+        return _measured(self._template, self.times, weights, self._labels)
 
     def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return options of a call without the absolute tolerances of functionals that the copy does not have."""
@@ -136,7 +140,7 @@ class OutputFunctional:
         try:
             own = self._idle.pop()
         except IndexError:
-            own = _WeightedSystem(self._template, self.times, call)
+            own = _WeightedSystem(self._template, self.times, self._labels, call)
         own.weights[:] = weights
         yield own.gradient
         self._idle.append(own)  # not after an error, whose trajectory refers to the weights
@@ -145,16 +149,16 @@ class OutputFunctional:
 class _WeightedSystem:
     """A system with weights of its own, and an adjoint analysis of it; for one run at a time."""
 
-    def __init__(self, template: HybridSystem, times: Array, call: Mapping[str, Any]) -> None:
+    def __init__(self, template: HybridSystem, times: Array, labels: tuple[str, ...], call: Mapping[str, Any]) -> None:
         self.weights = np.zeros((times.size, template.measurements[0].data.size))
-        self.gradient = prepare(_measured(template, times, self.weights), derivatives="adjoint", **call)
+        self.gradient = prepare(_measured(template, times, self.weights, labels), derivatives="adjoint", **call)
 
 
-def _measured(template: HybridSystem, times: Array, weights: Array) -> HybridSystem:
+def _measured(template: HybridSystem, times: Array, weights: Array, labels: tuple[str, ...]) -> HybridSystem:
     """A system with one measurement, with measurements at all times and with these weights instead."""
     (measurement,), ends = template.measurements, template.graph.ends
     pairs = zip(times.tolist(), weights, strict=True)
-    measurements = tuple(replace(measurement, time=t, data=row) for t, row in pairs)
+    measurements = tuple(replace(measurement, time=t, data=row, outputs=labels) for t, row in pairs)
     if ends is not None:
         ends = replace(ends, measured=tuple(ends.measured[0]._replace(data=row) for row in weights))
     # tables of compiled code in the cache refer to the weights: it is not shared

@@ -127,7 +127,7 @@ class OutputMap:
         labels = system.parameters.labels()
         self.wrt = tuple(labels[i] for i in self._indices)
         self.labels, self.shape = self.layout.labels(), (self.t.size, self.layout.size)
-        self._functional = OutputFunctional(system, self.t, self.layout.names, columns, **start)
+        self._functional = OutputFunctional(system, self.t, self.layout, columns, **start)
         self._started = started(system, **start)
 
     def __reduce__(self) -> tuple[Any, ...]:

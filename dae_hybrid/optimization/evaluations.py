@@ -11,8 +11,9 @@ from warnings import WarningMessage
 import numpy as np
 
 from dae_hybrid.errors import DaeHybridError
-from dae_hybrid.interface.prepared import Prepared
+from dae_hybrid.interface.prepared import Prepared, Run
 from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.optimization.one_sided import OneSided, Sides
 from dae_hybrid.optimization.variables import Variables
 
 #: points whose gradients are kept, at least and at most, and their bytes: IPOPT returns to points of its line search
@@ -53,6 +54,8 @@ class Evaluation:
         Whether the optimiser accepted the point.
     warnings : tuple of warnings.WarningMessage
         Warnings of the run. `OptimizationProblem.minimize` issues those of the start.
+    one_sided : OneSided or None
+        If derivatives are one-sided at x: which side was taken. `parameters` and `values` are those of that side.
     """
 
     index: int
@@ -64,6 +67,7 @@ class Evaluation:
     error: DaeHybridError | None = None
     is_iterate: bool = False
     warnings: tuple[WarningMessage, ...] = ()
+    one_sided: OneSided | None = None
 
     @property
     def objective(self) -> float:
@@ -91,8 +95,8 @@ class Point:
 class Evaluator:
     """Evaluate points, once each, and remember what happened. Arrays are read-only."""
 
-    def __init__(self, run: Prepared, names: tuple[str, ...], variables: Variables) -> None:
-        self._run, self._names, self._variables = run, names, variables
+    def __init__(self, run: Prepared, names: tuple[str, ...], variables: Variables, sides: Sides) -> None:
+        self._run, self._names, self._variables, self.sides = run, names, variables, sides
         self._cache: OrderedDict[bytes, Point] = OrderedDict()
         kept = int(MAX_HISTORY_BYTES / (8 * (variables.x0.size + variables.n_parameters)))
         self.history: deque[Evaluation] = deque(maxlen=max(CACHED, min(kept, MAX_HISTORY)))
@@ -113,11 +117,12 @@ class Evaluator:
         return found
 
     def _evaluate(self, x: Array) -> Point:
-        p = self._variables.parameters(x)
+        own = self._variables
+        p = own.parameters(x)
         try:
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
-                run = self._run(p)
+                run, q, one_sided = self.sides.take(own.natural(x), lambda q: self._run(own.completed(q)))
         except DaeHybridError as error:
             if self.latest is None:
                 raise
@@ -125,19 +130,28 @@ class Evaluator:
             unknown = np.full_like(self.latest.evaluation.values, np.nan)
             found = Point(Evaluation(self.count, x, p, unknown, error=error), np.zeros_like(self.latest.gradients))
         else:
-            values = np.concatenate([np.atleast_1d(run.functionals[name]) for name in self._names])
-            rows = np.vstack([np.atleast_2d(run.gradient[name]) for name in self._names])
+            p, (values, rows) = own.completed(q), self._numbers(run)
             evaluation = Evaluation(self.count, x, p, values, run.digest, run.n_events)
-            evaluation.warnings = tuple(said)
-            found = self.latest = Point(evaluation, self._variables.by_x(rows, p))
+            evaluation.warnings, evaluation.one_sided = tuple(said), one_sided
+            found = self.latest = Point(evaluation, own.by_x(rows, p))
             self.largest = max(self.largest, abs(evaluation.objective))
-        for own in (x, p, found.evaluation.values, found.gradients):
-            own.flags.writeable = False  # they serve later calls
+        for array in (x, p, found.evaluation.values, found.gradients):
+            array.flags.writeable = False  # they serve later calls
         self.count += 1
         self.history.append(found.evaluation)
         if self.on_evaluation is not None:
             self.on_evaluation(found.evaluation)
         return found
+
+    def _numbers(self, run: Run) -> tuple[Array, Array]:
+        """Values (k,) and their derivatives by the optimised parameters, (k, n)."""
+        values = np.concatenate([np.atleast_1d(run.functionals[name]) for name in self._names])
+        return values, np.vstack([np.atleast_2d(run.gradient[name]) for name in self._names])
+
+    def differs(self, x: Array) -> bool:
+        """Whether values or derivatives differ on two sides of x within bounds and orders, see `Sides.differ`."""
+        own = self._variables
+        return self.sides.differ(own.natural(x), lambda q: np.column_stack(self._numbers(self._run(own.completed(q)))))
 
     def accept(self, x: Array) -> Evaluation:
         """Mark a point as an iterate."""

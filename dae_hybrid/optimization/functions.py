@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import NonlinearConstraint
+from scipy.optimize import LinearConstraint, NonlinearConstraint
 
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.optimization.evaluations import Evaluator, Point
@@ -51,10 +51,15 @@ class Target:
         point, latest = self.point(x), self.evaluator.latest
         return point if point.evaluation.error is None or latest is None else latest
 
-    def constraints(self) -> tuple[NonlinearConstraint, ...]:
-        """The constraints that have a limit, for SciPy."""
+    def constraints(self, start: Array | None = None) -> tuple[NonlinearConstraint | LinearConstraint, ...]:
+        """The constraints that have a limit, and the orders, for SciPy; trust-constr stays in order from a start."""
         own = [(self.layout.parts[name], pair) for name, pair in self.layout.limits.items() if np.isfinite(pair).any()]
-        return tuple(NonlinearConstraint(_Values(self, part), *pair, jac=_Jacobian(self, part)) for part, pair in own)
+        found = tuple(NonlinearConstraint(_Values(self, part), *pair, jac=_Jacobian(self, part)) for part, pair in own)
+        rows = self.variables.differences
+        if not len(rows):
+            return found
+        inside = start is not None and bool((rows @ start < 0).all())
+        return *found, LinearConstraint(rows, -np.inf, 0.0, keep_feasible=inside)
 
 
 @dataclass(frozen=True)

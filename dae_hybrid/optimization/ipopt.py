@@ -90,8 +90,9 @@ def ipopt(
     bounds: tuple[Array, Array],
     limits: tuple[Array, Array],
     options: Mapping[str, Any],
+    differences: Array,
 ) -> IpoptResult:
-    """Minimise the first function subject to bounds of x and limits (m,) of the others.
+    """Minimise the first function subject to bounds of x, limits (m,) of the others and ``differences @ x <= 0``.
 
     Raises
     ------
@@ -102,11 +103,14 @@ def ipopt(
     run, x = _Callback(functions, n, 1 + m, guard), ca.MX.sym("x", n)
     found = run(x)
     given = {name if "." in name else f"ipopt.{name}": value for name, value in options.items()}
+    constrained = ca.vertcat(*([found[1:]] if m else []), ca.DM(differences) @ x)
     try:
-        solver = ca.nlpsol("solver", "ipopt", {"x": x, "f": found[0], "g": found[1:]}, QUIET | given)
+        solver = ca.nlpsol("solver", "ipopt", {"x": x, "f": found[0], "g": constrained}, QUIET | given)
     except RuntimeError as error:
         raise OptionError(f"IPOPT cannot be set up with the options {dict(options)}: {error}") from error
-    solution = solver(x0=x0, lbx=bounds[0], ubx=bounds[1], lbg=limits[0], ubg=limits[1])
+    k = len(differences)
+    lower, upper = np.append(limits[0], np.full(k, -np.inf)), np.append(limits[1], np.zeros(k))
+    solution = solver(x0=x0, lbx=bounds[0], ubx=bounds[1], lbg=lower, ubg=upper)
     if isinstance(guard.raised, Stalled):
         stats = solver.stats() | {"success": False, "return_status": "No progress: the iterates do not move any more"}
         return IpoptResult(guard.raised.args[0], stats)

@@ -24,6 +24,8 @@ from dae_hybrid.optimization.evaluations import Evaluation, Evaluator
 from dae_hybrid.optimization.functions import IpoptTarget, Layout, Target
 from dae_hybrid.optimization.ipopt import Functions, ipopt
 from dae_hybrid.optimization.nearest import change_beside
+from dae_hybrid.optimization.one_sided import OneSided
+from dae_hybrid.optimization.orders import Order
 from dae_hybrid.optimization.result import ChangeAtOptimum, OptimizationResult
 from dae_hybrid.optimization.scaling import Bound, Scale, bound_pair
 from dae_hybrid.optimization.variables import Variables
@@ -78,6 +80,10 @@ class OptimizationProblem:
         Parameters and initial values (``"x(0)"``) to optimise; default all parameters.
     bounds : mapping of str to (lower, upper), optional
         Bounds of parameters, or of their entries (``"K[0,1]"``), in the same form.
+    order : str, sequence of str, or sequence of these, optional
+        Parameters of which none may exceed the next, such as switching times: ``["t1", "t2", "t3"]`` means
+        t1 <= t2 <= t3. A vector stands for its entries (``"times"``: times[0] <= times[1] <= ...). Several orders are a
+        sequence of sequences. The methods receive them as linear constraints, and no run is out of order.
     parameters : mapping, labelled array or array, optional
         Start of the optimised parameters and values of the others, as in `simulate`; default nominal.
     scale : {"linear", "log", "logit"}, float, or mapping of str to these, optional
@@ -95,8 +101,8 @@ class OptimizationProblem:
         The start, in terms of the optimisation variables.
     bounds : scipy.optimize.Bounds
         Bounds of the optimisation variables.
-    constraints : tuple of scipy.optimize.NonlinearConstraint
-        One for each functional with a finite limit, with exact Jacobians.
+    constraints : tuple of scipy.optimize.NonlinearConstraint and LinearConstraint
+        One for each functional with a finite limit, with exact Jacobians; the last one, linear, for `order`.
     limits : dict of str to (ndarray, ndarray)
         Lower and upper limits of the constraints, by component.
     labels : tuple of str
@@ -117,6 +123,9 @@ class OptimizationProblem:
     and TNC.) IPOPT sees NaN, where it shortens its step.
     The reason is kept in `history`. Methods that do not use gradients, or that difference them, are refused.
 
+    Where derivatives are one-sided, as where an event that moves is at the very time of a measurement, one side within
+    the bounds and orders is taken, that of a point next to it: see `Evaluation.one_sided`.
+
     Examples
     --------
     >>> import dae_hybrid as dh
@@ -127,6 +136,14 @@ class OptimizationProblem:
     >>> found = problem.minimize("L-BFGS-B")
     >>> found.success, found.parameters["kb"]
     (True, 5.0)
+
+    Raises
+    ------
+    ParameterError
+        A name is unknown or not among `wrt`, an order has fewer than two parameters, or the start is out of order or
+        outside the bounds.
+    OptionError
+        Another argument is invalid, or the scales of an order differ in kind.
     """
 
     def __init__(
@@ -138,6 +155,7 @@ class OptimizationProblem:
         constraints: Mapping[str, Bound] | None = None,
         wrt: str | Sequence[str] | None = None,
         bounds: Mapping[str, Bound] | None = None,
+        order: Order | None = None,
         parameters: Parameters = None,
         scale: Scale | Mapping[str, Scale] | None = None,
         derivatives: Literal["auto", "forward", "adjoint"] = "auto",
@@ -150,7 +168,7 @@ class OptimizationProblem:
         self._sign = -1.0 if maximize else 1.0
         self._parts, self._limits = _constraints(system, self.objective, constraints)
         names = (self.objective, *self._parts)
-        self._variables = variables = Variables(system, wrt, system.parameter_vector(parameters), bounds, scale)
+        self._variables = variables = Variables(system, wrt, system.parameter_vector(parameters), bounds, scale, order)
         if not variables.labels:
             raise ParameterError(f"Model '{system.name}' has no parameters to optimise.")
         self.labels, self.x0 = variables.labels, variables.x0
@@ -193,7 +211,8 @@ class OptimizationProblem:
     def _target(self) -> Target:
         """The functions of x, with a history of their own."""
         return Target(
-            Evaluator(self._prepared, self._names, self._variables), self._variables,
+            Evaluator(self._prepared, self._names, self._variables, self._variables.sides(self._options.rtol)),
+            self._variables,
             Layout(self._sign, self._parts, self.limits),
         )  # fmt: skip
 
@@ -234,15 +253,19 @@ class OptimizationProblem:
             The run at the start fails or its derivatives are refused.
         OptionError
             The method is unknown or unsuitable.
+        OneSidedError
+            The optimiser ends at a point at which derivatives are refused as one-sided, and neither bounds nor orders
+            exclude the other side. `OneSidedError.result` is the result.
 
         Warns
         -----
-        DerivativeWarning, ConditionWarning
+        ConditionWarning
             The warnings of the run at the start. Those of the others are in `Evaluation.warnings`: at an optimum the
             gradient vanishes, and none of its digits can be had.
         DerivativeWarning
             The final point lies next to a change of the sequence of events at which the objective or a constraint has a
-            kink or a jump: conditions on the gradient mean nothing there.
+            kink or a jump, or derivatives there are one-sided within the accuracy of the run: conditions on the
+            gradient mean nothing there.
         """
         self._check(method)
         start = self.x0 if x0 is None else self._variables.start(x0)
@@ -286,7 +309,7 @@ class OptimizationProblem:
         inside = bool(np.all((lower < start) & (start < upper)))  # trust-constr can then stay there
         more: dict[str, Any] = {"bounds": Bounds(lower, upper, inside)} if METHODS[method].bounds else {}
         if self.constraints:
-            more["constraints"] = target.constraints()
+            more["constraints"] = target.constraints(start if method == "trust-constr" else None)
         given = {name: value for name, value in options.items() if name != "tol"}
         with warnings.catch_warnings():
             # of trust-constr: it asks whether the function is linear
@@ -304,7 +327,9 @@ class OptimizationProblem:
         bounds = self._variables.lower, self._variables.upper
         tol = max(MIN_IPOPT_TOL, IPOPT_SHARE * self._options.rtol**0.5)
         given = {"tol": tol, "max_iter": IPOPT_ITERATIONS} | dict(options)
-        found = ipopt(Functions(own.values, own.derivatives), start, bounds, self._limits, given)
+        found = ipopt(
+            Functions(own.values, own.derivatives), start, bounds, self._limits, given, self._variables.differences
+        )
         stats = found.stats
         return found.x, bool(stats["success"]), str(stats["return_status"]), int(stats["iter_count"]), stats
 
@@ -314,13 +339,18 @@ class OptimizationProblem:
         point = target.evaluator(x)
         final = point.evaluation
         final.is_iterate = True
-        beside = None
-        if final.error is None:
-            beside = self._change_beside(target, final)
-        else:
+        beside, sided = None, final.one_sided
+        if sided is not None and not target.evaluator.differs(x):
+            sided = None
+        is_refused = sided is not None and bool(sided.moved)
+        if final.error is not None:
             success, message = False, f"The run at the final point failed: {final.error.message}"
+        elif is_refused:
+            success, message = False, "Derivatives are one-sided at the final point."
+        else:
+            beside = self._change_beside(target, final, sided)
         values = {name: final.values[part] for name, part in self._parts.items()}
-        return OptimizationResult(
+        result = OptimizationResult(
             x=x,
             parameters=self._variables.named(final.parameters),
             value=final.objective,
@@ -336,9 +366,13 @@ class OptimizationProblem:
             raw=raw,
             _sequence=self._sequence,
         )
+        if sided is not None and is_refused:
+            remedy = "Exclude one side by bounds or order=, start elsewhere, or look at it with dh.scan."
+            raise sided.refusal(f"objective {final.objective:.9g}", result, remedy)
+        return result
 
-    def _change_beside(self, target: Target, final: Evaluation) -> ChangeAtOptimum | None:
-        """Find a change next to the final point, and warn if it is a kink or jump."""
+    def _change_beside(self, target: Target, final: Evaluation, sided: OneSided | None) -> ChangeAtOptimum | None:
+        """Find a change next to the final point, and warn if it is a kink or jump, or derivatives are one-sided."""
         names = (self.objective, *self._parts)
         found = change_beside(
             self.system, self.t_span, names, final, target.evaluator.history, self._variables.indices, self.derivatives,
@@ -353,6 +387,12 @@ class OptimizationProblem:
                 f"The final point lies next to a change of the sequence of events ({one.difference(two)}), at which "
                 f"the objective or a constraint {what}. Conditions on the gradient mean nothing there: look at it with "
                 "dh.scan.",
+                DerivativeWarning,
+                stacklevel=4,
+            )
+        elif sided is not None:
+            warnings.warn(
+                f"Conditions on the gradient mean nothing at the final point. {sided.reason}",
                 DerivativeWarning,
                 stacklevel=4,
             )

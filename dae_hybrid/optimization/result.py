@@ -13,6 +13,7 @@ from dae_hybrid.conditions.sequences import EventSequence
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.optimization.changes import Change
 from dae_hybrid.optimization.evaluations import Evaluation
+from dae_hybrid.optimization.one_sided import OneSided, in_lines
 from dae_hybrid.tables import align, counted, html, in_short
 
 
@@ -112,6 +113,11 @@ class OptimizationResult:
         return tuple(own for own in self.history if own.error is not None)
 
     @property
+    def one_sided(self) -> tuple[OneSided, ...]:
+        """Points at which derivatives are one-sided, with the side that was taken."""
+        return tuple(own.one_sided for own in self.history if own.one_sided is not None)
+
+    @property
     def iterates(self) -> tuple[Evaluation, ...]:
         """The points that the optimiser accepted, from the start on."""
         return tuple(own for own in self.history if own.is_iterate)
@@ -136,6 +142,8 @@ class OptimizationResult:
         rows.append(["iterations", str(self.n_iterations)])
         warned = sum(bool(own.warnings) for own in self.history)
         rows.append(["evaluations", f"{self.n_evaluations}, {len(self.failures)} failed, {warned} with warnings"])
+        if sided := self.one_sided:
+            rows.append(["one-sided derivatives", counted(len(sided), "evaluation")])
         rows.append(["changes of the sequence of events", str(len(self.sequence_changes))])
         if self.change_at_optimum is not None:
             rows.append(["change next to the final point", self.change_at_optimum.change.kind])
@@ -152,4 +160,4 @@ class OptimizationResult:
         return html(repr(self), self._rows())
 
     def __str__(self) -> str:
-        return "\n".join([repr(self), self.message, *align(self._rows())])
+        return "\n".join([repr(self), self.message, *align(self._rows()), *in_lines(self.one_sided)])

@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike
 from dae_hybrid.errors import OptionError, ParameterError
 from dae_hybrid.numeric_input import real_array, shown
 from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.optimization.one_sided import Sides
+from dae_hybrid.optimization.orders import Order, check_linear, check_order, differences, order_names, order_places
 from dae_hybrid.optimization.scaling import Bound, Scale, Scaling, bound_pair, scale_of
 from dae_hybrid.system.system import HybridSystem
 
@@ -26,11 +28,13 @@ class Variables:
         Number of all parameters of the model.
     x0, lower, upper : ndarray, shape (n,)
         Start and bounds in terms of x.
+    differences : ndarray, shape (k, n)
+        ``differences @ x <= 0`` states the orders.
     """
 
     def __init__(
         self, system: HybridSystem, wrt: str | Sequence[str] | None, fixed: Array,
-        bounds: Mapping[str, Bound] | None, scale: Scale | Mapping[str, Scale] | None,
+        bounds: Mapping[str, Bound] | None, scale: Scale | Mapping[str, Scale] | None, order: Order | None = None,
     ) -> None:  # fmt: skip
         self._system, self._fixed = system, fixed
         self.n_parameters = fixed.size
@@ -44,6 +48,15 @@ class Variables:
         for name, part, pair in _named("bounds", system, bounds, self.indices):
             lower[part], upper[part] = bound_pair(f"bounds[{name!r}]", pair, part.stop - part.start)
         scales = tuple(scale_of(labels[i], own.get(i)) for i in self.indices)
+        chains = [_named("order", system, dict.fromkeys(names), self.indices) for names in order_names(order)]
+        self.orders = tuple(order_places(parts, labels, self.indices) for parts in chains)
+        for chain in self.orders:  # the bounds of one imply bounds of the others
+            among = np.array(self.indices)[chain]
+            check_linear(self.labels, chain, [scales[i] for i in chain], lower[among], upper[among])
+            check_order(self.labels, chain, fixed[among])
+            lower[among] = np.maximum.accumulate(lower[among])
+            upper[among] = np.minimum.accumulate(upper[among][::-1])[::-1]
+        self.differences = differences(self.orders, scales)
         self._scaling = Scaling(lower[self.indices], upper[self.indices], scales)
         self.x0 = self._scaling.scaled(self._scaling.checked_start(self.labels, fixed[self.indices]))
         self.lower, self.upper = self._scaling.scaled_bounds
@@ -62,6 +75,8 @@ class Variables:
         """Check a start, in terms of x or by the names of parameters, and return it as an array, (n,)."""
         if isinstance(x, Mapping):
             start = self._by_name(x)
+            for chain in self.orders:
+                check_order(self.labels, chain, start[chain])
             return self._scaling.scaled(self._scaling.checked_start(self.labels, start))
         found = self.given(x)
         outside = np.flatnonzero(~((self.lower <= found) & (found <= self.upper)))  # NaN is outside
@@ -71,6 +86,8 @@ class Variables:
                 f"x0[{i}], of {self.labels[i]}, is {found[i]:g}, outside its bounds {self.lower[i]:g} to "
                 f"{self.upper[i]:g} in terms of x."
             )
+        for chain in self.orders:
+            check_order(self.labels, chain, self._scaling.natural(found)[chain])
         return found
 
     def _by_name(self, given: Mapping[str, ArrayLike]) -> Array:
@@ -80,11 +97,27 @@ class Variables:
             found[entries] = all_given[entries]
         return np.asarray(found[self.indices])
 
+    def sides(self, rtol: float) -> Sides:
+        """The sides of points, in terms of the optimised parameters."""
+        start, own = self._fixed[self.indices], self._scaling
+        return Sides(self.labels, own.lower, own.upper, np.abs(start), rtol, self.orders)
+
+    def natural(self, x: Array) -> Array:
+        """The optimised parameters at x, within the bounds and in order."""
+        found = self._scaling.natural(x)
+        for chain in self.orders:
+            found[chain] = np.maximum.accumulate(found[chain])
+        return found
+
+    def completed(self, q: Array) -> Array:
+        """All parameters of the model, from the optimised ones."""
+        found = self._fixed.copy()
+        found[self.indices] = q
+        return found
+
     def parameters(self, x: Array) -> Array:
         """All parameters of the model at x."""
-        found = self._fixed.copy()
-        found[self.indices] = self._scaling.natural(x)
-        return found
+        return self.completed(self.natural(x))
 
     def by_x(self, gradients: Array, p: Array) -> Array:
         """Gradients by x of gradients by the parameters, (k, n)."""

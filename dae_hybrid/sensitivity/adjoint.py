@@ -307,8 +307,7 @@ class AdjointSweep:
         rows = np.zeros((self.system.functionals.size, by_u.shape[1]))
         rows[measurement.components] = by_u
         rows = rows[list(self.components)]
-        what = f"functional '{measurement.functional}'"
-        refuse_not_finite(what, (rows,), mode=record.mode.name, time=record.time)
+        refuse_not_finite(measurement.name, (rows,), mode=record.mode.name, time=record.time)
         mode = record.mode
         total = rows @ chain(mode, record.time, record.x, record.memory, p) if mode.algebraic.size else rows
         n_w = record.mode.differential.size + record.memory.size

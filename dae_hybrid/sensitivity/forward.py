@@ -257,7 +257,7 @@ class TangentState:
     def _measurement_gain(self, record: MeasurementRecord, state: Array, by_u: Array) -> Array:
         """Return the contribution of a measurement, (d, k), from dw and its derivatives by u = (x, m, p, t)."""
         measurement, mode = self.system.measurements[record.index], record.mode
-        refuse_not_finite(f"functional '{measurement.functional}'", (by_u,), mode=mode.name, time=record.time)
+        refuse_not_finite(measurement.name, (by_u,), mode=mode.name, time=record.time)
         found = np.zeros((self.count, self.system.functionals.size))
         own = by_u @ self._by_u(mode, record.time, record.x, record.memory, state)
         if measurement.movable:

@@ -109,8 +109,7 @@ class StopTimes:
         if self._done < len(self.waiting):
             when, index = self.waiting[self._done]
             raise EventError(
-                f"The run ended at t = {t}, before functional '{self.system.measurements[index].functional}' was "
-                f"measured at t = {when}.",
+                f"The run ended at t = {t}, before {self.system.measurements[index].name} was measured at t = {when}.",
                 time=t,
                 remedy="Leave the measurement out, or change what ends the run.",
             )

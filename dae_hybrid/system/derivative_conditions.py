@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dae_hybrid.errors import DaeHybridError
+from dae_hybrid.errors import DaeHybridError, EventError
 
 
 class Conditions:
@@ -15,6 +15,11 @@ class Conditions:
         self.strict = strict
         self.failed: list[str] = []
         self.doubts: list[str] = []
+
+    def fail_as_one_sided(self, error: EventError) -> None:
+        """Record that there are only one-sided derivatives; raise it if `strict`."""
+        error.is_one_sided = True
+        self.fail(error)
 
     def fail(self, error: DaeHybridError) -> None:
         """Record a failed condition; raise it if `strict`."""

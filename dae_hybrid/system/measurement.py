@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,23 @@ class Measurement:
     of_mode: Callable[[int], Kernel] = field(repr=False)  # (t, x, m, p, data) -> value and derivative by (x, m, p, t)
     data: Array = field(repr=False)  # constants; measurements that differ only in them share their functions
     is_extremum: bool = False  # whether it is an extremum, which is compared with those at edges, see `system.peaks`
+    outputs: tuple[str, ...] = ()  # of a sum of outputs, whose weights are the data: their labels
+
+    @property
+    def name(self) -> str:
+        """What is measured, as the user calls it."""
+        if not self.outputs:
+            return f"functional '{self.functional}'"
+        return f"output{'s' * (len(self.outputs) > 1)} {', '.join(map(repr, self.outputs))}"
+
+    def parts(self) -> Iterator[Measurement]:
+        """What is compared on two sides of an event: the measurement, or each output that has a weight."""
+        if not self.outputs:
+            yield self
+            return
+        for label, row, weight in zip(self.outputs, np.eye(len(self.outputs)), self.data, strict=True):
+            if weight:
+                yield replace(self, outputs=(label,), data=row)
 
     def at(self, mode: int, t: float, x: Array, m: Array, p: Array) -> list[Array]:
         """Measured value at a point of a mode, and its derivative by u = (x, m, p, t)."""
@@ -52,13 +69,12 @@ class Measurement:
 
     def moved(self, by_u: Array, record: MeasurementRecord, p: Array) -> Array:
         """Derivative of a value by p through the measurement time, given the value's derivative by u = (x, m, p, t)."""
-        return np.outer(measurement_rate(by_u, record), self.time_by(p))
+        return np.outer(measurement_rate(by_u, record.xdot), self.time_by(p))
 
 
-def measurement_rate(by_u: Array, record: MeasurementRecord) -> Array:
+def measurement_rate(by_u: Array, xdot: Array) -> Array:
     """Rate of a measured value along the run, given its derivative by u = (x, m, p, t)."""
-    n = record.x.size
-    return np.asarray(by_u[:, :n] @ record.xdot + by_u[:, -1])
+    return np.asarray(by_u[:, : xdot.size] @ xdot + by_u[:, -1])
 
 
 def measured(measurements: Sequence[Measurement], records: Sequence[MeasurementRecord], p: Array) -> list[list[Array]]:
