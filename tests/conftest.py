@@ -24,7 +24,6 @@ import dae_hybrid as dh
 from dae_hybrid.codegen import compiler
 from dae_hybrid.options import Options
 
-
 #: other sizes than the first
 SIZES = ("operation", "campaign")
 
