@@ -247,3 +247,11 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(dh.importers.ImporterError, match="python-libsbml") as found:
         dh.importers.sbml("<sbml/>")
     assert "dae-hybrid[sbml]" in str(found.value)
+
+
+@pytest.mark.parametrize(("compared", "time"), [("gt", 2.0), ("geq", 4.0), ("lt", 0.0), ("leq", 2.0)])
+def test_a_comparison_at_a_clipped_quantity_stays_strict_or_weak(compared: str, time: float) -> None:
+    rules = [("rate", "x", "-1"), ("rate", "y", f"piecewise(1, {compared}(max(x, 0), 0), 0)")]
+    model = dh.importers.sbml(document(parameters=changing(x=2.0, y=0.0), rules=rules))
+    for adapter in ("sundials", "scipy"):
+        assert dh.simulate(model.build(), (0, 4), adapter=adapter)["y"][-1] == pytest.approx(time, abs=1e-5)
