@@ -118,7 +118,8 @@ class Adjoint(SolverMemory):
             return
         n = self.equations.n
         if self.nq:  # scale all integrals alike, but for shares by which those of opposite signs do not cancel
-            self.model.weights[:] = unlike_shares(self.nq) * given.integrals[0].min() / given.integrals[0]
+            shares = unlike_shares(self.nq)
+            self.model.weights[:] = shares / shares.max() * (given.integrals[0].min() / given.integrals[0])
             self.q_absolute_data[:] = given.integrals[j]
             self.call("QuadSVtolerances", given.rtol, self.q_absolute)
         self.absolute_data[:n], self.absolute_data[n] = given.absolute[j], given.integrals[j].min(initial=1.0)
