@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import casadi as ca
 
+from dae_hybrid.statement.discontinuous_nodes import EQUALITIES, RELATIONS
+
 #: depth to which expressions are compared
 DEPTH = 20
-_COMPARED = {ca.OP_LT, ca.OP_LE, ca.OP_EQ, ca.OP_NE}
+_COMPARED = (*RELATIONS, *EQUALITIES)
 
 
 def cover(conditions: Sequence[ca.MX]) -> bool:
@@ -32,8 +35,8 @@ def cover(conditions: Sequence[ca.MX]) -> bool:
             return _holds(conditions, compared, [(side, 0.0) for side in (-1.0, 0.0, 1.0)])
         if all(other.is_constant() for other in others):
             levels = sorted({float(other) for other in others})
-            between = [(one + two) / 2 for one, two in pairwise(levels)]
-            places = [levels[0] - 1, *levels, *between, levels[-1] + 1]
+            between = [one / 2 + two / 2 for one, two in pairwise(levels)]
+            places = [-math.inf, *levels, *between, math.inf]
             return _holds(conditions, compared, [(place, None) for place in places])
     return False
 

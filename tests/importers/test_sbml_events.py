@@ -272,7 +272,10 @@ def test_pieces_that_leave_nothing_out_need_no_otherwise(pieces: str, rate: floa
     assert dh.simulate(model.build(native=False), (0, 1), adapter="scipy")["y"][-1] == pytest.approx(rate)
 
 
-@pytest.mark.parametrize("pieces", ["1, x > 1, 2, x < 1", "1, x > 1, 2, y <= 1", "1, x < 0, 2, x > 0, 3, k == 0"])
+@pytest.mark.parametrize(
+    "pieces",
+    ["1, x > 1, 2, x < 1", "1, x > 1, 2, y <= 1", "1, x < 0, 2, x > 0, 3, k == 0", "1, x < 1e20, 2, x == 1e20"],
+)
 def test_pieces_that_may_leave_something_out_are_refused(pieces: str) -> None:
     rules = [("rate", "x", f"piecewise({pieces})")]
     with pytest.raises(dh.UnsupportedError, match="without otherwise"):
