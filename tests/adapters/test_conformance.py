@@ -177,7 +177,7 @@ def test_knots_measurements_and_time_events(adapter: str) -> None:
 
 
 @stepped
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     a=st.floats(0.2, 3.0), b=st.floats(-1.5, 1.5), level=st.floats(0.2, 0.8), r=st.floats(-1.5, 1.5), z0=st.booleans()
 )
@@ -322,9 +322,9 @@ def test_a_mode_at_rest_and_a_long_run(adapter: str) -> None:
     w, y, v = m.parameter("w", 1.0), m.differential("y"), m.differential("v")
     m.initial(m.mode("run", ode={y: w * v, v: -w * y}), {y: 1.0, v: 0.0})
     m.functional("G", terminal=y)
-    asa = dh.adjoint_gradient(m.build(), (0, 300), "G", adapter=adapter)
-    assert asa.gradient == pytest.approx([-300 * np.sin(300)], rel=1e-4)
-    assert asa.adjoint(150.0)["y"] == pytest.approx(np.cos(150), abs=1e-4)
+    asa = dh.adjoint_gradient(m.build(), (0, 100), "G", adapter=adapter)
+    assert asa.gradient == pytest.approx([-100 * np.sin(100)], rel=1e-4)
+    assert asa.adjoint(50.0)["y"] == pytest.approx(np.cos(50), abs=1e-4)
 
 
 @pytest.mark.first(2)

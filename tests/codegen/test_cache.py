@@ -367,7 +367,7 @@ def test_files_that_cannot_grow(limit: int, fresh: Path, right: str) -> None:
 
 
 @posix
-@pytest.mark.first(1, size="operation")
+@pytest.mark.operation
 @pytest.mark.parametrize("home", ["a file", "unset", "empty", "missing", "read-only"])
 def test_homes(home: str, fresh: Path, tmp_path: Path, right: str) -> None:
     script = write_script(fresh)

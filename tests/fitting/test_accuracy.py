@@ -88,6 +88,7 @@ def test_theophylline_pooled_and_with_own_parameters(subjects) -> None:
     assert_allclose(own.chi2, columns["rss"][singles].sum(), rtol=1e-7)
 
 
+@pytest.mark.campaign
 def test_both_minima_of_the_updated_law_of_cyclic_steel() -> None:
     measured, expected = cyclic_steel.samples(), cyclic_steel.estimates()
     experiment = dh.Experiment({"stress": measured["stress"]}, measured["path"], weights={"stress": measured["weight"]})

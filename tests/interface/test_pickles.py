@@ -106,7 +106,7 @@ def test_a_model_that_is_unpickled_goes_on() -> None:
         twin.build(native=False)
 
 
-@pytest.mark.parametrize("mechanism", [pendulum, partial(bars, 3)], ids=["pendulum", "bars"])
+@pytest.mark.parametrize("mechanism", [pendulum, partial(bars, 2)], ids=["pendulum", "bars"])
 @pytest.mark.parametrize("formulation", [Index1, Reduced])
 def test_a_mechanism_is_pickled(mechanism: Callable[[], Mechanism], formulation: Any) -> None:
     mech = mechanism()

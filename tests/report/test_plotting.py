@@ -157,7 +157,8 @@ from dae_hybrid.cli import main
 assert "matplotlib" not in sys.modules
 import dae_hybrid as dh
 from dae_hybrid.problems import hybrid_ode
-dh.simulate(hybrid_ode.system(), (0, 5)).plot("x")
+system = hybrid_ode.model().build(native=False)
+dh.simulate(system, (0, 5), adapter="scipy").plot("x")
 assert "matplotlib" in sys.modules
 assert "matplotlib.pyplot" not in sys.modules
 """

@@ -230,7 +230,7 @@ def test_hosts(service: RunningService, host: bytes) -> None:
     assert b"application/problem+json" in answer or b" 400 " in answer
 
 
-@counts(100, 400)
+@counts(40, 400)
 def test_nothing_is_lost_and_nothing_grows(service: RunningService, client: httpx.Client, count: int) -> None:
     """The last test of the module."""
 

@@ -57,11 +57,9 @@ def test_both_engines_give_the_same_gradient(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "adapter"),
     [
-        *((name, "scipy") for name in NAMES),
-        *(
-            pytest.param(name, "casadi", marks=[] if i % 5 == 0 else pytest.mark.campaign)
-            for i, name in enumerate(NAMES)
-        ),
+        pytest.param(name, adapter, marks=[] if i % 5 in kept else pytest.mark.campaign)
+        for adapter, kept in (("scipy", (1, 3)), ("casadi", (0,)))
+        for i, name in enumerate(NAMES)
     ],
 )
 def test_other_adapters_give_the_same(name: str, adapter: str) -> None:
