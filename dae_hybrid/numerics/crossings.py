@@ -290,10 +290,14 @@ class Scan:
                 return self.value(t, i)
 
             t0, t1 = start.t, end.t
-            root = t1
+            root, near = t1, 8 * EPS * max(abs(t0), abs(t1))
             if end.values[i] != 0 and np.sign(guard(t0)) * np.sign(guard(t1)) < 0:
-                near = 8 * EPS * max(abs(t0), abs(t1))
                 root = float(brentq(guard, t0, t1, xtol=near, rtol=8 * EPS, maxiter=MAX_ROOT_ITERATIONS))
+            elif end.values[i] == 0:  # it may have been there for a while
+                side, least = float(np.sign(start.values[i])), abs(guard(t1))
+                while root - t0 > near:
+                    middle = (t0 + root) / 2
+                    t0, root = (middle, root) if side * guard(middle) > least else (t0, middle)
             found.append((root, i))
         root, index = min(found)
         return index, root

@@ -285,6 +285,8 @@ class EventLogic:
                 beyond = 1 if h > 0 else -1
             if not beyond:
                 met = entering and direction != 0 and (side is None or index in self.nonzero)
+                if met and transition.becomes and side == going == transition.zero_side(t, at.x, at.m, self.schedule.p):
+                    met = False  # a condition that has held all along
                 if going and direction in (0, going) and (met or side in (0, -going)) and index != own:
                     due.append((Firing(transition, h, rate, follows=is_slow), False))
                 else:
@@ -320,8 +322,12 @@ class EventLogic:
             fires, is_error = min(due, key=lambda found: self.rank(found[0].transition, t, at))
             if is_error:
                 raise overdue(fires.transition, mode.name, t)
-            if fires.corrects:
-                self.sides, self.nonzero, self.past_on_entry = known
+            if fires.transition.relation is not None:  # sides are those of the branch that it leads to
+                sides, nonzero, past = known
+                if own in self.sides and not fires.corrects:  # its own guard has been met
+                    sides[own] = self.sides[own]
+                    nonzero.discard(own)
+                self.sides, self.nonzero, self.past_on_entry = sides, nonzero, past
         return SegmentEntry(fires, np.array(zero_band), np.array(leaving_sign))
 
     def at_rest(

@@ -8,8 +8,8 @@ complex arithmetic, so that one complex step gives each derivative to rounding.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ class ClosedForm:
     unlike: tuple[type[Exception], ...] = ()  # by which derivatives may be refused, or said to be doubtful
     unlike_adjoint: tuple[type[Exception], ...] = ()  # likewise, of the adjoint
     is_one_sided: bool = False  # derivatives must be refused as one-sided, or said to be
+    options: Mapping[str, Any] = field(default_factory=dict)  # of runs
     amplifies: bool = False  # the guard, errors of the state: digits may be missing where the answer says so
 
     def gradient(self) -> Vector:
@@ -319,7 +320,7 @@ def judge_closed_form(seed: int, families: Families = FAMILIES) -> Verdict:
 
 def _judge(drawn: ClosedForm, rtol: float, way: dict[str, Any], native: bool) -> tuple[str, str, int]:
     system = drawn.build(native=native)
-    options = {"parameters": drawn.parameters, "rtol": rtol, "atol": rtol / 100, **way}
+    options = {"parameters": drawn.parameters, "rtol": rtol, "atol": rtol / 100, **way, **drawn.options}
     try:
         sol = dh.simulate(system, drawn.span, max_events=5000, **options)
     except (dh.UnsupportedError, dh.AdapterError, *drawn.refusals) as error:
