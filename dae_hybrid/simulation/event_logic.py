@@ -356,9 +356,12 @@ class EventLogic:
         found = still_at_start(mode, t, at, p, self.options, self._duration(t))
         self.still = {mode.guarded[i]: band for i, band in found.items()}
 
-    def settle(self, mode: ModeSystem, i: int, t: float, at: StatePoint, p: Array) -> bool:
-        """Note that a guard has come to rest at zero, to the accuracy of the state; return whether it has."""
-        band = settled(mode, i, t, at, p, self.options, self.span[1] - self.span[0])
+    def settle(self, mode: ModeSystem, i: int, t: float, at: StatePoint, p: Array, *, back: bool) -> bool:
+        """Note that a guard has come to rest at zero, to the accuracy of the state; return whether it has.
+
+        `back` says that it has crossed against its direction.
+        """
+        band = settled(mode, i, t, at, p, self.options, self.span[1] - self.span[0], back=back)
         if band is None:
             return False
         self.still[mode.guarded[i]] = band

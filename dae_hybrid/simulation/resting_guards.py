@@ -26,6 +26,7 @@ from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.options import Options
 from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.segment_rules import kernel
+from dae_hybrid.port.stiffness import reduced_jacobian, state_jacobian
 from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import STATE_ERROR_FACTOR, TransitionMap
 
@@ -36,6 +37,8 @@ SECOND_DERIVATIVE_STEP, THIRD_DERIVATIVE_STEP = 1e-6, 1e-4
 #: times, as shares of the duration of the run, at which it is seen to which side a guard leaves zero: the first, the
 #: ratio of successive ones, and their number
 FIRST_LOOK, LOOK_RATIO, LOOKS = 1e-6, 10.0, 5
+#: lengths of the implicit steps by which it is seen whether a guard stays at zero; states up to which they are taken
+SETTLING_LOOKS, MAX_DENSE_SIZE = 10, 400
 #: relative perturbation that measures the terms of a rate; roundings of its terms within which a rate is zero
 TERMS_STEP, RATE_ROUNDINGS = 2.0**-26, 256.0
 
@@ -120,29 +123,67 @@ def at_rest(
     return found
 
 
-def _by_tolerances(mode: ModeSystem, t: float, at: StatePoint, p: Array, options: Options) -> tuple[Array, Array]:
-    """Return the guards at a point, and their changes by the tolerances of the state."""
+def _by_tolerances(
+    mode: ModeSystem, quantity: str, t: float, at: StatePoint, p: Array, options: Options
+) -> tuple[Array, Array]:
+    """Return the guards at a point, or their rates, and their changes by the tolerances of the state."""
     e = mode.equations
-    x, guards = at.x[: e.n], kernel(e, "guards")
+    x, guards = at.x[: e.n], kernel(e, quantity)
     here = guards(t, x, at.m, p)[0]
     moves = [guards(t, x + side * options.allowed(e.variables, x), at.m, p)[0] for side in patterns(e.n)]
     return here, np.hypot(*(move - here for move in moves))
 
 
 def settled(
-    mode: ModeSystem, index: int, t: float, at: StatePoint, p: Array, options: Options, duration: float
+    mode: ModeSystem, index: int, t: float, at: StatePoint, p: Array, options: Options, duration: float, *, back: bool
 ) -> float | None:
     """Return the zero band of a guard that has come to rest at zero, to the accuracy of the state, else None.
 
-    Neither its value nor what its rate makes of it until the end of the run is more than that accuracy.
+    Neither its value nor what the motion makes of it until the end of the run is more than that accuracy. `back` says
+    that it crosses against its direction: then what its rate makes of it is enough.
     """
     e = mode.equations
-    guards, reaches = _by_tolerances(mode, t, at, p, options)
-    here, reach = float(guards[index]), float(reaches[index])
-    rate = float(kernel(e, "rates")(t, at.x[: e.n], at.m, p)[0][index])
-    if not reach > 0 or not max(abs(here), abs(rate) * duration) <= STATE_ERROR_FACTOR * reach:
+    guards, reaches = _by_tolerances(mode, "guards", t, at, p, options)
+    rates, of_rates = _by_tolerances(mode, "rates", t, at, p, options)
+    here, reach, rate = float(guards[index]), float(reaches[index]), float(rates[index])
+    known = STATE_ERROR_FACTOR * reach
+    if not reach > 0 or not abs(here) <= known:
         return None
+    if not (back and abs(rate) * duration <= known):
+        if not abs(rate) <= STATE_ERROR_FACTOR * of_rates[index] or e.n > MAX_DENSE_SIZE:
+            return None
+        if not _stays(mode, index, t, at, p, duration, known):
+            return None
     return max(DEPARTURE_FACTOR * reach, 2 * abs(here))
+
+
+def _stays(mode: ModeSystem, index: int, t: float, at: StatePoint, p: Array, duration: float, known: float) -> bool:
+    """Whether the linearised motion keeps a guard within an accuracy of zero until the end of the run.
+
+    The rate of a state that decays fast is its error times the rate of the decay. Linearly implicit steps of all
+    lengths damp it; a motion that goes on, such as that of the value that the state follows, remains.
+    """
+    e, ny, moment = mode.equations, mode.differential.size, FIRST_LOOK * duration
+    x = at.x[: e.n]
+
+    def motion(t: float) -> tuple[Array, float]:
+        xdot = kernel(e, "complete")(t, x, at.m, p)[1]
+        return xdot[:ny], float(kernel(e, "guards")(t, x, at.m, p)[0][index])
+
+    with np.errstate(all="ignore"):
+        (xdot, here), (later, there) = motion(t), motion(t + moment)
+        jacobian = reduced_jacobian(state_jacobian(e, t, x, at.m, p), ny)
+        for look in range(SETTLING_LOOKS):
+            h = duration * LOOK_RATIO**-look
+            moved, rates = x.copy(), h * xdot + h**2 * (later - xdot) / moment
+            try:
+                moved[:ny] += np.linalg.solve(np.eye(ny) - h * jacobian, rates)
+            except np.linalg.LinAlgError:
+                return False
+            value = kernel(e, "guards")(t, kernel(e, "complete")(t, moved, at.m, p)[0], at.m, p)[0][index]
+            if not abs(value + h * (there - here) / moment) <= known:
+                return False
+    return True
 
 
 def leaving_signs(mode: ModeSystem, t: float, at: StatePoint, p: Array, duration: float) -> Array:
@@ -192,6 +233,6 @@ def still_at_start(
         places = np.flatnonzero(zero & (at.rates != 0) & (np.abs(at.rates) <= RATE_ROUNDINGS * EPS * terms))
     if not places.size:
         return {}
-    _, reach = _by_tolerances(mode, t, at, p, options)
+    _, reach = _by_tolerances(mode, "guards", t, at, p, options)
     bands = np.maximum(DEPARTURE_FACTOR * reach, RATE_ROUNDINGS * EPS * terms * duration)
     return {i: float(bands[i]) for i in places.tolist()}

@@ -483,7 +483,8 @@ def round_times(rng: np.random.Generator) -> ClosedForm:
     def build(native: bool) -> dh.HybridSystem:
         return _round_times(event, trigger, seen, native)
 
-    tied = seen and where == "at"
+    due = [j * p0[0] for j in range(1, int(end / p0[0]) + 2)] if trigger == "every" else [p0[0]]
+    tied = seen and any(abs(s - t) < 1e-12 for s in due for t in MEASURED)
     family = "measurement at its event" if tied else "measurement next to its event" if seen else "measured apart"
     return ClosedForm(family, build, (0.0, end), p0, truth, is_one_sided=tied)
 

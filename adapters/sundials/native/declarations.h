@@ -57,6 +57,7 @@ enum { TURN_GUARD, TURN_FROM, TURN_TO, TURN_SHARE, TURN };
 #define NEGLIGIBLE 1e-3                      /* errors of states, in tolerances, that do not affect the order if sensitivities do, */
 #define LESS_EXACT 4.0                       /* and the factor per lower order */
 #define BESIDE 100.0                         /* tolerances of the state within which a guard is close to zero on entry */
+#define CLOSE_TO_ZERO 0.1                    /* share of a guard's range from which it may have come to rest at zero */
 #define FAR 100.0                            /* times ZENO_REST: an estimate from three events is as reliable */
 #define RANK_ROUNDINGS (RANK_TOLERANCE / DBL_EPSILON)
 #define ALLOWED 10.0                         /* tolerances of an adjoint by which the embedded method may differ */
