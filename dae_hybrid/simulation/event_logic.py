@@ -240,7 +240,7 @@ class EventLogic:
         if own is not None and self.system.transitions[own].relation is not None:
             own = None  # due again if the other side points back
         due: list[tuple[Firing, bool]] = []  # with whether firing is an error
-        signs: Array | None = None  # with which guards leave zero whose rates are zero, too
+        slow: tuple[Array, Array] | None = None  # signs with which guards leave zero whose rates are zero, and bands
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         for i, (index, h, rate, size) in enumerate(values):
             transition = self.system.transitions[index]
@@ -269,9 +269,12 @@ class EventLogic:
                     leaving_sign[i] = going = 1 if rate > 0 else -1
                 elif not (index in armed or index in self.still or transition.refuses):
                     is_slow = max(abs(h), abs(rate) * duration) <= self._zero_band(h, size, rate, t)
-                    if is_slow and signs is None:
-                        signs = leaving_signs(mode, t, at, self.schedule.p, self.span[1] - self.span[0])
-                    going = int(signs[i]) if is_slow and signs is not None else 0
+                    if is_slow and slow is None:
+                        run = self.span[1] - self.span[0]
+                        slow = leaving_signs(mode, t, at, self.schedule.p, self.options, run)
+                    going = int(slow[0][i]) if is_slow and slow is not None else 0
+                    if going and slow is not None:
+                        zero_band[i], leaving_sign[i] = max(band, float(slow[1][i])), going
                 if not going:
                     if transition.relation is not None and not transition.relation.rests:
                         raise sign_at_rest(transition, mode.name, t)

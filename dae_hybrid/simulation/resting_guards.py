@@ -34,11 +34,14 @@ from dae_hybrid.system.transition_map import STATE_ERROR_FACTOR, TransitionMap
 DEPARTURE_FACTOR = 10.0
 #: finite-difference steps of the second and the third derivative of a guard, as shares of the time since the last event
 SECOND_DERIVATIVE_STEP, THIRD_DERIVATIVE_STEP = 1e-6, 1e-4
+#: a derivative by differences counts if it is larger than this multiple of its change when the steps are doubled, by
+#: which one that is zero quadruples
+TRUNCATION = 3.0
 #: times, as shares of the duration of the run, at which it is seen to which side a guard leaves zero: the first, the
 #: ratio of successive ones, and their number
-FIRST_LOOK, LOOK_RATIO, LOOKS = 1e-6, 10.0, 5
+FIRST_LOOK, LOOK_RATIO, LOOKS = 1e-6, 10**0.5, 9
 #: lengths of the implicit steps by which it is seen whether a guard stays at zero; states up to which they are taken
-SETTLING_LOOKS, MAX_DENSE_SIZE = 10, 400
+SETTLING_LOOKS, SETTLING_RATIO, MAX_DENSE_SIZE = 10, 10.0, 400
 #: relative perturbation that measures the terms of a rate; roundings of its terms within which a rate is zero
 TERMS_STEP, RATE_ROUNDINGS = 2.0**-26, 256.0
 
@@ -82,16 +85,16 @@ def at_rest(
     def rates(x: Array) -> Array:
         return kernel(e, "rates")(t, x, at.m, p)[0]
 
-    def bends(x: Array, t: float = t) -> Array:
+    def bends(x: Array, t: float = t, past: float = past) -> Array:
         x, xdot, _ = kernel(e, "complete")(t, x, at.m, p)
         h = SECOND_DERIVATIVE_STEP * past
         later, earlier = (kernel(e, "rates")(t + s, x + s * xdot, at.m, p)[0] for s in (h, -h))
         return np.asarray(later - earlier) / (2 * h)
 
-    def twists(x: Array) -> Array:
+    def twists(x: Array, past: float = past) -> Array:
         x, xdot, _ = kernel(e, "complete")(t, x, at.m, p)
         h = THIRD_DERIVATIVE_STEP * past
-        return np.asarray(bends(x + h * xdot, t + h) - bends(x - h * xdot, t - h)) / (2 * h)
+        return np.asarray(bends(x + h * xdot, t + h, past) - bends(x - h * xdot, t - h, past)) / (2 * h)
 
     def known(of: Callable[[Array], Array]) -> tuple[Array, Array]:
         """Return a quantity of every guard and its change by the tolerances of the state."""
@@ -112,11 +115,14 @@ def at_rest(
     of_twist = of_twist + rounding / (THIRD_DERIVATIVE_STEP * past)
     time_error = max(SECOND_DERIVATIVE_STEP, options.rtol) * past
     of_bend = of_bend + rounding + time_error * abs(twist)
+    with np.errstate(invalid="ignore"):
+        coarse = TRUNCATION * np.abs(bends(x, past=2 * past) - bend)
+        coarser = TRUNCATION * np.abs(twists(x, past=2 * past) - twist)
     for i in candidates:
         away = 0.0
-        if abs(bend[i]) > STATE_ERROR_FACTOR * of_bend[i]:
+        if abs(bend[i]) > STATE_ERROR_FACTOR * of_bend[i] + coarse[i]:
             away = np.sign(bend[i])
-        elif abs(twist[i]) > STATE_ERROR_FACTOR * of_twist[i]:
+        elif abs(twist[i]) > STATE_ERROR_FACTOR * of_twist[i] + coarser[i]:
             away = np.sign(twist[i])
         if away and (transitions[i].direction * away <= 0 or transitions[i].is_sided):
             found[i] = float(max(DEPARTURE_FACTOR * reach[i], 2 * abs(value[i]))), float(away)
@@ -174,7 +180,7 @@ def _stays(mode: ModeSystem, index: int, t: float, at: StatePoint, p: Array, dur
         (xdot, here), (later, there) = motion(t), motion(t + moment)
         jacobian = reduced_jacobian(state_jacobian(e, t, x, at.m, p), ny)
         for look in range(SETTLING_LOOKS):
-            h = duration * LOOK_RATIO**-look
+            h = duration * SETTLING_RATIO**-look
             moved, rates = x.copy(), h * xdot + h**2 * (later - xdot) / moment
             try:
                 moved[:ny] += np.linalg.solve(np.eye(ny) - h * jacobian, rates)
@@ -186,11 +192,14 @@ def _stays(mode: ModeSystem, index: int, t: float, at: StatePoint, p: Array, dur
     return True
 
 
-def leaving_signs(mode: ModeSystem, t: float, at: StatePoint, p: Array, duration: float) -> Array:
-    """Return the signs of the guards shortly after a point, by explicit steps along the motion; 0 for one that stays.
+def leaving_signs(
+    mode: ModeSystem, t: float, at: StatePoint, p: Array, options: Options, duration: float
+) -> tuple[Array, Array]:
+    """Return the signs of the guards shortly after a point, 0 for one that stays, and their bands of zero by accuracy.
 
-    A sign counts if it is seen at two successive times, the first such: it is that of the first derivative that is
-    not zero.
+    The signs are found by explicit steps along the motion. A sign counts if it is seen at two successive times, the
+    first such: it is that of the first derivative that is not zero. Until a guard that leaves so slowly has left the
+    band, errors of the state are larger than it is.
     """
     e = mode.equations
     x, memory, begin = at.x[: e.n], at.m, t
@@ -208,7 +217,7 @@ def leaving_signs(mode: ModeSystem, t: float, at: StatePoint, p: Array, duration
         signs[~np.isfinite(guards)] = 0.0
         found = np.where((found == 0) & (signs == before), signs, found)
         before = signs
-    return found
+    return found, DEPARTURE_FACTOR * _by_tolerances(mode, "guards", begin, at, p, options)[1]
 
 
 def still_at_start(

@@ -48,7 +48,7 @@ enum { PART = 4 };                           /* integers per part of the derivat
                                                 product of a column and a row */
 enum { BLOCKS = 6 };                         /* blocks of the linearised equations */
 enum { OF_BLOCKS = 1, OF_TAPE };             /* data cached at a point */
-enum { REST_STATES = 7, REST_GUARDS = 13 };  /* of `event_loop.rest`: states, followed by values of guards */
+enum { REST_STATES = 7, REST_GUARDS = 15 };  /* of `event_loop.rest`: states, followed by values of guards */
 enum { HISTORY = 3 };                        /* step ends with stored guards */
 /* fields of a near miss of a guard */
 enum { TURN_GUARD, TURN_FROM, TURN_TO, TURN_SHARE, TURN };

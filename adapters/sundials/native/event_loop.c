@@ -195,10 +195,10 @@ static int enter(event_loop *m, const mode_tables *from, const mode_tables *to, 
       const int moving = fabs(rate[j]) * duration(m, t) > width;
       if (!moving && (to->links[j].jumps || !to->links[j].waits)) return 0;
       if (!moving && !own) {
-        const int fires = may_fire(m, to->run->model, &to->links[j], t, e->x_after, e->memory_after);
+        const int leaves = may_leave(m, to->run->model, &to->links[j], t, e->x_after, e->memory_after);
         if (from == to) memcpy(to->run->model->memory, e->memory, (size_t)m->n_memory * sizeof(double));
         to->run->model->held_valid = 0;
-        if (fires) return 0;
+        if (leaves) return 0;
       }
       band[j] = width;
       leaving_sign[j] = moving ? sign_of(rate[j]) : 0;
