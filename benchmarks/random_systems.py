@@ -4,9 +4,10 @@ Every system is declared from its seed, simulated and differentiated forwards, b
 a process of its own: one that crashes or hangs is counted too. ``--closed-forms`` takes systems with known solutions
 (tests/support/closed_forms.py), ``--edges`` such systems with events at the edge of their conditions
 (tests/support/closed_forms_at_edges.py), ``--relations`` systems with relations and ties
-(tests/support/random_relations.py); all three go through all adapters and methods. ``--events`` takes systems with conditions, clocks, queues and tables of times
-(tests/support/random_events.py), ``--inputs`` systems with peaks, other starts, lookup tables and mass matrices
-(tests/support/random_inputs.py). ``--only SEED`` judges one system and prints all of it.
+(tests/support/random_relations.py); all three go through all adapters and methods. ``--events`` takes systems with
+conditions, clocks, queues and tables of times (tests/support/random_events.py), ``--inputs`` systems with peaks, other
+starts, lookup tables and mass matrices (tests/support/random_inputs.py). ``--only SEED`` judges one system and prints
+all of it.
 """
 
 from __future__ import annotations

@@ -364,7 +364,8 @@ class EventLogic:
 
         `back` says that it has crossed against its direction.
         """
-        band = settled(mode, i, t, at, p, self.options, self.span[1] - self.span[0], back=back)
+        largest = float(self.ranges[mode.guarded[i]])
+        band = settled(mode, i, t, at, p, self.options, self.span[1] - self.span[0], largest, back=back)
         if band is None:
             return False
         self.still[mode.guarded[i]] = band

@@ -141,12 +141,14 @@ def _by_tolerances(
 
 
 def settled(
-    mode: ModeSystem, index: int, t: float, at: StatePoint, p: Array, options: Options, duration: float, *, back: bool
-) -> float | None:
+    mode: ModeSystem, index: int, t: float, at: StatePoint, p: Array, options: Options, duration: float, largest: float,
+    *, back: bool,
+) -> float | None:  # fmt: skip
     """Return the zero band of a guard that has come to rest at zero, to the accuracy of the state, else None.
 
-    Neither its value nor what the motion makes of it until the end of the run is more than that accuracy. `back` says
-    that it crosses against its direction: then what its rate makes of it is enough.
+    Neither its value nor what the motion makes of it until the end of the run is more than that accuracy, but its
+    `largest` magnitude was: one that never exceeds it is noise. `back` says that it crosses against its direction: then
+    what its rate makes of it is enough.
     """
     e = mode.equations
     guards, reaches = _by_tolerances(mode, "guards", t, at, p, options)
@@ -156,15 +158,15 @@ def settled(
     if not reach > 0 or not abs(here) <= known:
         return None
     if not (back and abs(rate) * duration <= known):
-        if not abs(rate) <= STATE_ERROR_FACTOR * of_rates[index] or e.n > MAX_DENSE_SIZE:
+        if not (abs(rate) <= STATE_ERROR_FACTOR * of_rates[index] and known < largest) or e.n > MAX_DENSE_SIZE:
             return None
-        if not _stays(mode, index, t, at, p, duration, known):
+        if not _stays(mode, index, t, at, p, duration, DEPARTURE_FACTOR * reach):
             return None
     return max(DEPARTURE_FACTOR * reach, 2 * abs(here))
 
 
-def _stays(mode: ModeSystem, index: int, t: float, at: StatePoint, p: Array, duration: float, known: float) -> bool:
-    """Whether the linearised motion keeps a guard within an accuracy of zero until the end of the run.
+def _stays(mode: ModeSystem, index: int, t: float, at: StatePoint, p: Array, duration: float, band: float) -> bool:
+    """Whether the linearised motion keeps a guard within a band about zero until the end of the run.
 
     The rate of a state that decays fast is its error times the rate of the decay. Linearly implicit steps of all
     lengths damp it; a motion that goes on, such as that of the value that the state follows, remains.
@@ -187,7 +189,7 @@ def _stays(mode: ModeSystem, index: int, t: float, at: StatePoint, p: Array, dur
             except np.linalg.LinAlgError:
                 return False
             value = kernel(e, "guards")(t, kernel(e, "complete")(t, moved, at.m, p)[0], at.m, p)[0][index]
-            if not abs(value + h * (there - here) / moment) <= known:
+            if not abs(value + h * (there - here) / moment) <= band:
                 return False
     return True
 

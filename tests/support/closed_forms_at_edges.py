@@ -89,6 +89,9 @@ def clipped(rng: np.random.Generator) -> ClosedForm:
         times = np.sort(rng.uniform(0.3, end - 0.3, n - 1)).round(3)
         return np.array([*levels, *rng.uniform(-2, 2, n), *rng.uniform(-2, 2, n), *rng.uniform(-2, 2, n), *times])
 
+    def at_level(k: int) -> bool:
+        return pieces[k].endswith((" c", " d"))
+
     def piece(p: Vector, k: int) -> tuple[Any, Any, Any]:
         """Position, speed and acceleration where a piece begins."""
         s, v, a = (p[2 + j * n + k] for j in range(3))
@@ -117,7 +120,7 @@ def clipped(rng: np.random.Generator) -> ClosedForm:
             x = position(p.real, k, grid) + 0 * grid
             for level in p[:2]:
                 side = x > level.real
-                if np.ptp(x) == 0 or pieces[k][-2:] in (" c", " d") and abs(x[0] - level.real) < 1e-12:
+                if np.ptp(x) == 0 or (at_level(k) and abs(x[0] - level.real) < 1e-12):
                     side[0] = side[1]
                 for i in np.flatnonzero(side[1:] != side[:-1]):
                     t = complex((grid[i] + grid[i + 1]) / 2)
@@ -144,16 +147,15 @@ def clipped(rng: np.random.Generator) -> ClosedForm:
             stop = p[2 + 3 * n + k] if k + 1 < n else end
             x = position(p, k, np.linspace(begin, stop, 2001)) + np.zeros(2001)
             still = np.flatnonzero(np.diff(np.sign(np.diff(x)))) + 1
-            at = [x[-1], *x[still]] if pieces[k][-2:] in (" c", " d") else [x[0], x[-1], *x[still]]
+            at = [x[-1], *x[still]] if at_level(k) else [x[0], x[-1], *x[still]]
             if pieces[k].startswith("move") and min(abs(x - level) for x in at for level in p[:2]) < APART:
                 return False
-            if pieces[k].startswith("hold") and pieces[k][-2:] not in (" c", " d"):
-                if min(abs(x[0] - level) for level in p[:2]) < APART:
-                    return False
-            if pieces[k][-2:] in (" c", " d") and pieces[k].startswith("move") and abs(speed(p, k, begin)) < APART:
+            if pieces[k] == "hold" and min(abs(x[0] - level) for level in p[:2]) < APART:
+                return False
+            if at_level(k) and pieces[k].startswith("move") and abs(speed(p, k, begin)) < APART:
                 return False
         signs = [sign(p, k, t) for _, k, t, _ in found]
-        return not any(  # put onto a threshold from where it comes from and goes to: it fires or not, as guards at zero do
+        return not any(  # put onto its threshold, and returned to the same side: whether that is an event is not told
             pieces[k].startswith("move ") and why == "jump" and before == after != 0
             for (_, k, _, why), before, after in zip(found[1:], signs, signs[1:], strict=False)
         )
