@@ -160,9 +160,27 @@ def settled(
     if not (back and abs(rate) * duration <= known):
         if not (abs(rate) <= STATE_ERROR_FACTOR * of_rates[index] and known < largest) or e.n > MAX_DENSE_SIZE:
             return None
+        if not _is_linear(mode, index, t, at, p, options):
+            return None
         if not _stays(mode, index, t, at, p, duration, DEPARTURE_FACTOR * reach):
             return None
     return max(DEPARTURE_FACTOR * reach, 2 * abs(here))
+
+
+def _is_linear(mode: ModeSystem, index: int, t: float, at: StatePoint, p: Array, options: Options) -> bool:
+    """Whether the rate of a guard is linear in the state about a point, to half of its change.
+
+    That of a tank that empties by itself, h' = -sqrt(h), is not, or is not even defined: such a guard reaches zero.
+    """
+    e = mode.equations
+    x = at.x[: e.n]
+    with np.errstate(all="ignore"):
+        for side in patterns(e.n):
+            move = DEPARTURE_FACTOR * side * options.allowed(e.variables, x)
+            here, above, below = (kernel(e, "rates")(t, y, at.m, p)[0][index] for y in (x, x + move, x - move))
+            if not abs(above + below - 2 * here) <= abs(above - below) / 2:
+                return False
+    return True
 
 
 def _stays(mode: ModeSystem, index: int, t: float, at: StatePoint, p: Array, duration: float, band: float) -> bool:
