@@ -262,6 +262,13 @@ class SegmentLoop:
         ended = self._zero_at_the_end() if status < 0 or status == driver.STALLED or lost else None
         if ended is None and (status == driver.PAUSED or status < 0 or self._starved is not None):
             raise self._starved or self._failure(status)
+        if ended is None and lost:
+            raise NonFiniteError(
+                "The state is NaN or infinite where a guard crosses zero.",
+                mode=e.name,
+                time=stepper.t,
+                remedy="Tighten rtol and atol, or move the guard to where the equations are defined on both sides.",
+            )
         if status == driver.SINGULAR:
             raise singular(mode=e.name, time=stepper.t, variables=e.algebraic_labels)
         crossing = stepper.crossing if status in (driver.FOUND_ROOT, driver.LOST) else None
