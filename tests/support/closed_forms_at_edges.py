@@ -171,9 +171,11 @@ def clipped(rng: np.random.Generator) -> ClosedForm:
         total = 0j
         for begin, stop, s in zip(times, [*times[1:], end + 0j], signs, strict=True):
             total += (stop - begin) * bool(COMPARED[compared](s, 0))
-        for (t, _, _, why), before, after in zip(found[1:], signs, signs[1:], strict=False):
+        for (t, k, _, why), before, after in zip(found[1:], signs, signs[1:], strict=False):
             if condition == "expression":
-                fires = why == "time" and (after > before if direction == "rising" else after < before)
+                way = 1 if direction == "rising" else -1
+                leaves = pieces[k].startswith("move ") and after == way  # put to zero, moving in its direction
+                fires = (after - before) * way > 0 and (why == "time" or leaves)
             else:
                 was, is_ = (bool(COMPARED[condition](s, 0)) for s in (before, after))
                 fires = is_ != was and is_ == (direction == "rising")
