@@ -137,6 +137,10 @@ def clipped(rng: np.random.Generator) -> ClosedForm:
         q, threshold = CLIPS[name](x, float(p[0]), float(p[1]))
         return int(np.sign(float(q) - threshold))
 
+    def is_put_to_zero(p: Vector, k: int) -> bool:
+        q, threshold = CLIPS[name](float(piece(p, k)[0]), float(p[0]), float(p[1])) if at_level(k) else (1, 0)
+        return pieces[k].startswith("move") and float(q) == threshold
+
     def is_clear(p: Vector) -> bool:
         """Whether events are apart, and extrema and starts away from levels."""
         found = list(turns(p.astype(complex)))
@@ -174,7 +178,7 @@ def clipped(rng: np.random.Generator) -> ClosedForm:
         for (t, k, _, why), before, after in zip(found[1:], signs, signs[1:], strict=False):
             if condition == "expression":
                 way = 1 if direction == "rising" else -1
-                leaves = pieces[k].startswith("move ") and after == way  # put to zero, moving in its direction
+                leaves = is_put_to_zero(p.real, k) and after == way  # moving in its direction
                 fires = (after - before) * way > 0 and (why == "time" or leaves)
             else:
                 was, is_ = (bool(COMPARED[condition](s, 0)) for s in (before, after))
