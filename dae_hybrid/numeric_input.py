@@ -30,6 +30,11 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
+def listed(labels: Sequence[str], most: int = MAX_LABELS) -> str:
+    """The first labels, for a message."""
+    return ", ".join(labels[:most]) + ", ..." * (len(labels) > most)
+
+
 def real_array(value: Any) -> NDArray[np.float64]:
     """Return a new array of floats of any shape, by position.
 
@@ -109,10 +114,9 @@ def in_order(value: Any, labels: Sequence[str]) -> Any:
     places = {label: i for i, label in enumerate(labels)} | {i: i for i in range(len(labels))}
     entries = {places[label]: entry for label, entry in found.items() if label in places}
     if len(entries) < max(len(found), len(labels)):
-        legal = ", ".join(labels[:MAX_LABELS]) + ", ..." * (len(labels) > MAX_LABELS)
         raise ValueError(
-            f"has the labels {shown(list(found))}; legal are {legal} or 0, 1, ...: pass an array without labels to go "
-            "by position"
+            f"has the labels {shown(list(found))}; legal are {listed(labels)} or 0, 1, ...: pass an array without "
+            "labels to go by position"
         )
     return [entries[i] for i in range(len(labels))]
 

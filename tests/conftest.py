@@ -24,6 +24,9 @@ import dae_hybrid as dh
 from dae_hybrid.codegen import compiler
 from dae_hybrid.options import Options
 
+#: other sizes than the first
+SIZES = ("operation", "campaign")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of the tests."""
@@ -60,8 +63,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests of compiled events ``native`` and those of the documentation ``docs``, by their place.
 
-    Of the combinations of parameters of a test that is marked ``covering``, those that add no value of a parameter
-    become a campaign, of one marked ``first`` those after the first few; both may name another size.
+    Of the combinations of parameters of a test, those that add no value of a parameter become a campaign: what does not
+    interact is not multiplied. A test marked ``product`` keeps all, one marked ``first`` the first few. ``first`` and
+    ``covering`` may name another size for the rest.
     """
     skip = pytest.mark.skip(reason="tests compiled events")
     products: dict[Any, list[pytest.Function]] = {}
@@ -75,14 +79,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if config.getoption("--no-compiler") and (mark := item.get_closest_marker("compiled")):
             item.add_marker(pytest.mark.skip(reason=mark.args[0]))
         marks = {mark.name for mark in item.iter_markers()}
-        if marks & {"covering", "first"} and not marks & {"campaign", "operation"}:
-            assert isinstance(item, pytest.Function)
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and not marks & {"product", *SIZES}:
             products.setdefault((item.path, item.originalname), []).append(item)
     for product in products.values():
         if marker := product[0].get_closest_marker("first"):
             kept = set(range(*marker.args))
         else:
-            marker = product[0].get_closest_marker("covering")
+            marker = product[0].get_closest_marker("covering") or pytest.mark.covering.mark
             kept = cover([values_of(item) for item in product])
         for i, item in enumerate(product):
             if i not in kept:

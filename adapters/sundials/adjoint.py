@@ -6,7 +6,7 @@ from ctypes import byref
 
 import numpy as np
 
-from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.arrays import Array, unlike_shares
 from dae_hybrid.options import Options
 from dae_hybrid.port.failure_messages import is_starved, starved, step_limit
 from dae_hybrid.port.integrator import BackwardTask, Equations, Tolerances
@@ -117,8 +117,9 @@ class Adjoint(SolverMemory):
         if given is self.scales:
             return
         n = self.equations.n
-        if self.nq:  # scale all integrals alike
-            self.model.weights[:] = given.integrals[0].min() / given.integrals[0]
+        if self.nq:  # scale all integrals alike, but for shares by which those of opposite signs do not cancel
+            shares = unlike_shares(self.nq)
+            self.model.weights[:] = shares / shares.max() * (given.integrals[0].min() / given.integrals[0])
             self.q_absolute_data[:] = given.integrals[j]
             self.call("QuadSVtolerances", given.rtol, self.q_absolute)
         self.absolute_data[:n], self.absolute_data[n] = given.absolute[j], given.integrals[j].min(initial=1.0)

@@ -25,7 +25,8 @@ from .staggered import KINDS, Staggered
 #: error is noise in the error test: steps become shorter by a fifth to a half, for as many evaluations. And where
 #: an exponential has overshot, its small corrections pass for convergence
 NEWTON_COEFFICIENT = 0.02
-#: limit on failed attempts of one step, for example by overflow in an exponential; each is a quarter of the last
+#: limit on failed attempts of one step, for example by overflow in an exponential; each is a quarter of the last. IDA
+#: begins with a thousandth of the way where all rates are zero, as in a circuit at rest
 MAX_STEP_FAILURES = 20
 
 
@@ -161,6 +162,7 @@ class Forward(SolverMemory):
         if self.method.implicit and e.index < 2:
             self.call("SetNonlinConvCoef", NEWTON_COEFFICIENT)
             self.call("SetMaxConvFails", MAX_STEP_FAILURES)
+            self.call("SetMaxErrTestFails", MAX_STEP_FAILURES)
         if self.explicit:
             self._set_explicit_tolerances(options, scales if self.s_data else None)
             self._first_step = options.first_step

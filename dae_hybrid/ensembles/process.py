@@ -44,8 +44,8 @@ class WorkerProcess:
         process = cast(Popen[bytes], self._process)
         try:
             self._send(process, (work, arguments))
-            succeeded, answer = pickle.load(cast(BinaryIO, process.stdout))
-        except (OSError, EOFError, pickle.UnpicklingError):
+            succeeded, answer = self._received(process)
+        except (OSError, EOFError):
             raise WorkerLostError(f"A worker process has ended with {_reason(process.wait())}.") from None
         if not succeeded:
             raise answer
@@ -84,11 +84,25 @@ class WorkerProcess:
             COMMAND, stdin=PIPE, stdout=PIPE, env={**os.environ, "PYTHONPATH": _python_path()}
         )
         try:
-            pickle.load(cast(BinaryIO, process.stdout))
-        except (EOFError, pickle.UnpicklingError):
+            self._received(process)
+        except EOFError:
             reason = _reason(process.wait())
             self.kill()
             raise EnsembleError(f"A worker process could not be started: it ended with {reason}.") from None
+
+    @staticmethod
+    def _received(process: Popen[bytes]) -> Any:
+        """The next message of a process.
+
+        Raises
+        ------
+        EOFError
+            The process has ended, or `kill` on another thread has closed the stream.
+        """
+        try:
+            return pickle.load(cast(BinaryIO, process.stdout))
+        except (ValueError, pickle.UnpicklingError) as reason:  # ValueError: of a closed stream
+            raise EOFError from reason
 
     def _send(self, process: Popen[bytes], message: Any) -> None:
         content = pickle.dumps(message)

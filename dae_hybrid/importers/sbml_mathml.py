@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import casadi as ca
 
 from dae_hybrid.importers.errors import unsupported
+from dae_hybrid.importers.sbml_cases import cover
 from dae_hybrid.importers.sbml_document import library
 
 Number = float | ca.MX
@@ -285,15 +286,16 @@ class Mathematics:
 
     def _piecewise(self, values: Sequence[Value], element: str) -> Value:
         pieces = list(zip(values[::2], values[1::2], strict=False))
+        found: Value | None = None
         if len(values) % 2:
-            found: Value | None = values[-1]
-        else:
-            found = None
+            found = values[-1]
+        elif pieces and cover([own for _, stated in pieces if isinstance(own := truth(stated).value, ca.MX)]):
+            found = pieces.pop()[0]  # where no other condition holds, the last one does
         for value, stated in reversed(pieces):
             condition = truth(stated)
             if condition.value is True or found is None:
                 if condition.value is not True and condition.value is not False:
-                    raise unsupported("a piecewise expression without otherwise is undefined elsewhere.", element)
+                    raise unsupported("a piecewise expression without otherwise may be undefined elsewhere.", element)
                 found = value if condition.value else found
             elif isinstance(value, Truth) and isinstance(found, Truth):
                 found = condition.both(value).either(condition.negated().both(found))

@@ -18,6 +18,7 @@ from dae_hybrid.errors import ParameterError, UnsupportedError
 from dae_hybrid.interface.prepared import Prepared, prepare
 from dae_hybrid.interface.starts import started
 from dae_hybrid.layout import Layout
+from dae_hybrid.numeric_input import listed
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.statement.declarations import Functional, Mode, Series
 from dae_hybrid.statement.expressions import free_name
@@ -93,8 +94,7 @@ class OutputFunctional:
         self._original, self.times, self._labels, self._outputs = system, times, layout.labels(), outputs
         self._start: dict[str, Any] = {"x0": x0, "start_mode": start_mode}
         names = self._names = layout.names
-        shown = ", ".join(names[:SHOWN]) + ", ..." * (len(names) > SHOWN)
-        self.name = free_name(f"outputs {shown}", origin_of(system).model.declarations)
+        self.name = free_name(f"outputs {listed(names, SHOWN)}", origin_of(system).model.declarations)
         self._idle: list[_WeightedSystem] = []
 
     @cached_property

@@ -25,6 +25,14 @@ def all_finite(values: Array) -> bool:
     return bool(np.isfinite(values).all())
 
 
+def unlike_shares(count: int) -> Array:
+    """Numbers between 1/2 and 1, (count,), whose differences no symmetry of a problem has.
+
+    They are fractional parts of multiples of the golden ratio, the same in every call.
+    """
+    return np.asarray(0.5 + 0.5 * (np.arange(1, count + 1) * ((math.sqrt(5.0) - 1.0) / 2.0) % 1.0))
+
+
 def scalar(values: Array) -> Any:
     """Return a float for one entry; otherwise the array itself, which becomes read-only."""
     values.flags.writeable = False

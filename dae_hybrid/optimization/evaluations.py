@@ -118,16 +118,17 @@ class Evaluator:
 
     def _evaluate(self, x: Array) -> Point:
         own = self._variables
-        p = own.parameters(x)
+        q = own.natural(x)
         try:
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
-                run, q, one_sided = self.sides.take(own.natural(x), lambda q: self._run(own.completed(q)))
+                run, q, one_sided = self.sides.take(q, lambda q: self._run(own.completed(q)))
         except DaeHybridError as error:
             if self.latest is None:
                 raise
             error.release()
             unknown = np.full_like(self.latest.evaluation.values, np.nan)
+            p = own.completed(q)
             found = Point(Evaluation(self.count, x, p, unknown, error=error), np.zeros_like(self.latest.gradients))
         else:
             p, (values, rows) = own.completed(q), self._numbers(run)

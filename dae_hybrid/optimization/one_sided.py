@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dae_hybrid.conditions.one_sided import listening
 from dae_hybrid.errors import DaeHybridError, EventError, OneSidedError
-from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.arrays import Array, unlike_shares
 from dae_hybrid.optimization.changes import FARTHEST, FURTHER, OUTWARD, REMAINING_SLOPE, SLOPE_TOLERANCES, WIDTH_SHARE
 from dae_hybrid.optimization.scaling import AT_BOUND
 
@@ -194,10 +194,8 @@ class Sides:
 
         The entries move by different shares of their sizes, so that times that coincide do not move together.
         """
-        golden = (np.sqrt(5) - 1) / 2
-        shares = 0.5 + 0.5 * ((np.arange(1, q.size + 1) * golden) % 1.0)
         inward = self._inward(q, step)
-        found = q + step * shares * self._size(q) * np.where(inward != 0, INWARD * inward, sign)
+        found = q + step * unlike_shares(q.size) * self._size(q) * np.where(inward != 0, INWARD * inward, sign)
         for own in self.orders:
             found[own] = np.sort(found[own])
         return np.clip(found, self.lower, self.upper)

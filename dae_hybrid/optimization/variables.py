@@ -75,8 +75,7 @@ class Variables:
         """Check a start, in terms of x or by the names of parameters, and return it as an array, (n,)."""
         if isinstance(x, Mapping):
             start = self._by_name(x)
-            for chain in self.orders:
-                check_order(self.labels, chain, start[chain])
+            self._check_orders(start)
             return self._scaling.scaled(self._scaling.checked_start(self.labels, start))
         found = self.given(x)
         outside = np.flatnonzero(~((self.lower <= found) & (found <= self.upper)))  # NaN is outside
@@ -86,9 +85,12 @@ class Variables:
                 f"x0[{i}], of {self.labels[i]}, is {found[i]:g}, outside its bounds {self.lower[i]:g} to "
                 f"{self.upper[i]:g} in terms of x."
             )
-        for chain in self.orders:
-            check_order(self.labels, chain, self._scaling.natural(found)[chain])
+        self._check_orders(self._scaling.natural(found))
         return found
+
+    def _check_orders(self, start: Array) -> None:
+        for chain in self.orders:
+            check_order(self.labels, chain, start[chain])
 
     def _by_name(self, given: Mapping[str, ArrayLike]) -> Array:
         """Values of the optimised parameters: those given, and the default start of the others."""

@@ -16,7 +16,7 @@ from dae_hybrid.codegen.kernels import Kernel, NotPicklable, densified
 from dae_hybrid.codegen.products import operations
 from dae_hybrid.errors import OptionError, ParameterError
 from dae_hybrid.layout import IDLE, Layout
-from dae_hybrid.numeric_input import MAX_LABELS, as_mapping, in_order, real_array
+from dae_hybrid.numeric_input import MAX_LABELS, as_mapping, in_order, listed, real_array
 from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.numerics.crossings import Turn
 from dae_hybrid.numerics.matrices import Matrix, hstack
@@ -539,10 +539,9 @@ def _numbers(what: str, value: Any, labels: Sequence[str], shape: tuple[int, int
     if shape is not None and array.shape == shape:
         array = array.ravel()
     if array.shape != (len(labels),):
-        names = ", ".join(labels[:MAX_LABELS]) + ", ..." * (len(labels) > MAX_LABELS)
         raise ParameterError(
-            f"{what}: {len(labels)} value{'s' * (len(labels) != 1)} needed{f' ({names})' * bool(labels)}, got shape "
-            f"{np.shape(value)}.",
+            f"{what}: {len(labels)} value{'s' * (len(labels) != 1)} needed{f' ({listed(labels)})' * bool(labels)}, got "
+            f"shape {np.shape(value)}.",
             remedy=None if len(labels) == 1 else "To change only some parameters, pass a mapping of names to values.",
         )
     bad = np.flatnonzero(~np.isfinite(array)).tolist()

@@ -51,6 +51,7 @@ def pit():
 
 
 @cache
+@cache
 def bars(case="smooth", coordinates="natural"):
     return five_bar.mechanism(case, coordinates=coordinates).build(ALI3P())
 
@@ -124,7 +125,6 @@ def test_sensitivities_of_positions_multipliers_velocities_and_accelerations():
         np.testing.assert_allclose(fsa[name][..., 1].ravel(), difference.ravel(), rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("coordinates", ["natural", "joint"])
 @pytest.mark.parametrize("case", ["elastic", "newton", "latch"])
 def test_hybrid_runs_converge_to_the_reference(case, coordinates):
@@ -339,7 +339,6 @@ def test_a_bouncing_ball_is_exact():
     np.testing.assert_allclose(fsa.gradient["y"], other.gradient["y"], rtol=1e-8)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("parts", [1, 10])
 @pytest.mark.parametrize("offset", [0.0, 1e-12, -1e-12, 1e-9, -1e-9, -1e-6])
 def test_an_event_next_to_the_end_of_a_step(parts, offset):
@@ -417,7 +416,6 @@ def both(monkeypatch, call):
         return compiled, call()
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("case", "coordinates"), [("smooth", "natural"), ("latch", "joint"), ("newton", "natural")])
 @pytest.mark.parametrize("steps", [{"fixed_step": 0.01}, {"rtol": 1e-3, "atol": 1e-4}], ids=["fixed", "controlled"])
@@ -449,7 +447,6 @@ def test_dense_output_and_samples_of_the_adjoint_are_those_of_python(monkeypatch
     np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-8 * np.abs(other).max())
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("case", ["smooth", "latch"])
 @pytest.mark.parametrize("engine", ["compiled", "python"])
 def test_the_adjoint_is_the_same_for_any_memory(case, engine, monkeypatch):
@@ -542,6 +539,7 @@ def test_the_step_that_an_event_cuts_is_tested_as_in_the_run():
         np.testing.assert_allclose(dh.adjoint_gradient(system, (0, 0.6), "I", **options).gradient, forward, rtol=1e-9)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("periods", [3, 100, 200])
 def test_a_guard_that_resonates_with_the_steps_is_seen(periods):
     """All samples of every step have the same phase; the rate where the steps begin tells."""

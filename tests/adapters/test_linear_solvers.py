@@ -97,7 +97,6 @@ def test_closed_form(kind: str, chain: bool, native: bool) -> None:
         assert sol.statistics[f"{kind} solutions"] >= sol.statistics["steps"]
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
 @pytest.mark.parametrize(("make", "n"), [(heat, 30), (strip, 60), (network, 12)], ids=["ode", "hybrid", "index 1"])
 def test_every_solver_gives_the_same_gradient(make: Any, n: int, native: bool) -> None:
@@ -108,12 +107,11 @@ def test_every_solver_gives_the_same_gradient(make: Any, n: int, native: bool) -
         assert asa.value == pytest.approx(exact.value, rel=1e-7)
         np.testing.assert_allclose(asa.gradient, exact.gradient, rtol=2e-6)
         assert asa.statistics[f"{kind} factorisations"] > 0
-        for corrector in ("staggered", "simultaneous"):
+        for corrector in ("staggered", "simultaneous")[: 2 if native else 1]:
             fsa = dh.forward_sensitivity(built, span, linear_solver=kind, sensitivity_method=corrector, **TIGHT)
             np.testing.assert_allclose(fsa.gradient["G"], exact.gradient, rtol=2e-6)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("kind", ["auto", "band", "sparse", "krylov"])
 @pytest.mark.parametrize(
     ("make", "n"), [(strip, 60), (strip, 240), (network, 150)], ids=["elements", "vectors", "index 1"]

@@ -74,7 +74,7 @@ def test_periodic_doses_have_a_closed_form(method: str, t_end: float) -> None:
     assert found.trajectory["n"][-1] == len(ticks)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_clocks_times_and_guards_in_several_modes(data: st.DataObject) -> None:
     """Modes with clocks of one or several periods, single times, and guards that cross between them."""
@@ -255,7 +255,7 @@ def test_measurements_have_a_closed_form(method: str) -> None:
         )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_measurements_between_events_are_the_same_through_python(data: st.DataObject) -> None:
     m = dh.HybridModel("between")

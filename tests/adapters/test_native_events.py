@@ -337,7 +337,6 @@ NATIVE = ["guard", "condition", "measured"]
 LEFT = ["falling", "leaves", "when", "chain", "two", "second clock", "costs"]
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("kind", NATIVE + LEFT)
 @pytest.mark.parametrize("end", [3.2, 1.5])
 @pytest.mark.parametrize("method", METHODS)

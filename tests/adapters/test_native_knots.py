@@ -277,7 +277,6 @@ def test_many_measurements_at_one_knot_find_room() -> None:
     )
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("off", [0.0, 1e-16, -1e-16, 1e-13, -1e-13, 1e-9, -1e-9, 1e-4, -1e-4])
 @pytest.mark.parametrize("what", ["guard", "time", "tick", "measurement", "knot"])
 def test_beside_a_knot(what: str, off: float) -> None:
@@ -386,7 +385,6 @@ def with_algebraic(form: str, kind: str) -> dh.HybridModel:
     return m
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", ["eliminated", "implicit", "two", "residual"])
 def test_algebraic_variables_follow_their_signals(form: str, kind: str) -> None:

@@ -216,7 +216,6 @@ def random_reset(seed: int, *, nonlinear: bool, implicit: bool) -> tuple[dh.Hybr
     return m, {"eliminate": not implicit}
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("implicit", [False, True], ids=["eliminated", "integrated"])
 @pytest.mark.parametrize("nonlinear", [False, True], ids=["linear", "nonlinear"])
 @pytest.mark.parametrize("seed", range(4))

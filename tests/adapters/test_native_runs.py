@@ -645,7 +645,6 @@ def ticking(kind: str) -> dh.HybridSystem:
 ENDS = [(kind, end) for kind in ("plain", "leaves", "times") for end in (0.9, 1.5, 2.1)] + [("tenths", 0.3)]
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize(("kind", "end"), ENDS)
 @pytest.mark.parametrize("method", METHODS)
 def test_ticks_at_the_end_of_a_run(kind: str, end: float, method: str) -> None:

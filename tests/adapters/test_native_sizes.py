@@ -54,7 +54,7 @@ def test_forward_is_adjoint_is_finite_differences(n: int, kind: str) -> None:
 @pytest.mark.native
 def test_derivatives_of_the_jump_have_few_entries() -> None:
     """Their number grows with that of the states, not with its square."""
-    n = 300
+    n = 150
     for kind in ("vectors", "elements"):
         graph = rod(n, kind).graph
         entries = [link.tangent.function.nnz_out(1) for links in graph.links for link in links if link]

@@ -61,7 +61,6 @@ CASES = [
 ]
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("tested", [True, False])
 @pytest.mark.parametrize(("kind", "n", "count", "algebraic"), CASES)
 def test_a_linear_system_is_its_own_derivative(kind: str, n: int, count: int, algebraic: bool, tested: bool) -> None:

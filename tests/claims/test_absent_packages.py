@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).resolve().parents[1]
 #: files that import an optional package at their top, and tests that need one in a call or through the library
 AFFECTED = (
@@ -30,6 +32,7 @@ def outcome(*arguments: str) -> tuple[int, str, dict[str, int]]:
     return done.returncode, done.stdout, counts
 
 
+@pytest.mark.operation
 def test_tests_of_an_adapter_are_skipped_without_its_package() -> None:
     files = [str(path) for path in sorted(TESTS.rglob("test_*.py")) if "scikits-odes" in path.read_text("utf-8")]
     code, report, counts = outcome("--hide", "scikits_odes_sundials", "-k", "scikits-odes", *files)

@@ -169,7 +169,6 @@ def near_a_data_point(shift: float, *, movable: bool) -> dh.HybridModel:
     return m
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("side", [-1, 1])
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("movable", [False, True])

@@ -285,7 +285,7 @@ def interrupt(
     return time.perf_counter() - sent
 
 
-@pytest.mark.covering(size="operation")
+@pytest.mark.first(1, size="operation")
 @posix
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
 @pytest.mark.parametrize("name", ["ball", "circuit"])

@@ -51,7 +51,6 @@ def reactor(
     return m.build(native=native)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize(("implicit", "options"), SOLVERS)
 @pytest.mark.parametrize("unit", UNITS)
 def test_the_unit_of_a_parameter_does_not_matter(implicit: bool, options: dict[str, Any], unit: float) -> None:
@@ -129,7 +128,6 @@ def with_small_unknown(kind: str, of_w: float, *, singular: bool = False) -> dh.
     return m.build()
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("kind", ["initial", "entry", "reset"])
 def test_the_unit_of_an_unknown_does_not_matter(kind: str, native: bool) -> None:

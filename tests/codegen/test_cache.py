@@ -352,7 +352,7 @@ exec(compile(open(__file__.replace("limited", "build")).read(), "build", "exec")
 
 
 @posix
-@pytest.mark.first(1, size="operation")
+@pytest.mark.operation
 @pytest.mark.parametrize("limit", [8192, 0, 20_000])
 def test_files_that_cannot_grow(limit: int, fresh: Path, right: str) -> None:
     """The size of every file is limited, as on a full disk: of what the compiler writes, and of what is kept."""
@@ -710,6 +710,7 @@ def run(
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+@pytest.mark.operation
 def test_processes_that_build_at_once(fresh: Path) -> None:
     script = write_script(fresh)
     processes = [start(script, fresh) for _ in range(4)]
@@ -731,7 +732,7 @@ SLOW = 'echo $$ >> "{0}"; [ $(wc -l < "{0}") != {1} ] || sleep 60; $real'
 
 
 @posix
-@pytest.mark.covering(size="operation")
+@pytest.mark.first(1, size="operation")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM], ids=str)
 @pytest.mark.parametrize("library", [1, 2], ids=["model", "driver"])
 def test_a_build_that_is_ended(how: int, library: int, fresh: Path, compiler: Any, right: str, tmp_path: Path) -> None:
@@ -773,7 +774,7 @@ def test_builds_killed_at_any_moment(fresh: Path, right: str) -> None:
 
 
 @posix
-@pytest.mark.first(1, size="operation")
+@pytest.mark.operation
 @pytest.mark.parametrize("step", ["replace", "_write", "_sweep", "CDLL", "unlink"])
 def test_a_process_killed_before_each_step(step: str, fresh: Path, right: str) -> None:
     """Steps of loading a library and storing it."""

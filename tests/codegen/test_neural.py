@@ -67,7 +67,6 @@ def test_forward_adjoint_and_differences_agree(method: str) -> None:
     assert (values[0] - values[1]) / (2 * step) == pytest.approx(asa.gradient @ along, rel=1e-5)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("method", ["erk", "bdf"])
 @pytest.mark.parametrize("shared", [False, True])
 def test_products_give_what_matrices_give(method: str, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,6 @@ def system(request: pytest.FixtureRequest) -> dh.HybridSystem:
     return built
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize(
     "options", METHODS, ids=lambda o: "-".join(str(v) for v in o.values() if not isinstance(v, float))
 )

@@ -156,7 +156,7 @@ def test_a_ring_of_modes_that_share_their_functions(native) -> None:
         (lambda: exits(9), {}),
         (lambda: guards(9), {}),
         (diverse, {}),
-        (diverse, {"native": False}),
+        pytest.param(diverse, {"native": False}, marks=pytest.mark.campaign),
         (diverse, {"adapter": "scipy"}),
     ],
     ids=["exits", "guards", "compiled", "interpreted", "scipy"],

@@ -305,6 +305,7 @@ def test_derivatives_that_jump_are_refused() -> None:
             m.build()
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("formulation", [Index1(), Penalty(), Reduced()], ids=["index 1", "penalty", "reduced"])
 def test_a_spring_of_a_mechanism(formulation: Any) -> None:
     """The force q + q^3 / 4, which a cubic table represents exactly, on a point of a parabola."""

@@ -228,7 +228,6 @@ def its_reduction(slope: Callable[[Any, Any], Any]) -> dh.HybridModel:
     return m
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("statement", ["scalars", "vector", "algebraic="])
 @pytest.mark.parametrize("kind", SLOPES)
 def test_a_voltage_source_across_a_capacitor_has_index_2(kind: str, statement: str) -> None:
@@ -350,7 +349,6 @@ def test_a_reset_of_a_variable_in_a_combination(form: str) -> None:
     agree(tapped(RESETS[form]), 1.0)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("scale", ["constant", "of parameters", "of the state"])
 def test_random_pencils(scale: str, seed: int) -> None:
@@ -597,7 +595,6 @@ def bump(kind: str, m: dh.HybridModel, y: Any) -> Any:
     return 2 + (np.exp(-(off**2)) if kind == "bell" else np.tanh(off + 1) - np.tanh(off - 1))
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("kind", ["bell", "steps", "marked", "table"])
 @pytest.mark.parametrize("rows", [False, True])
 def test_factors_of_combinations_that_vary_in_a_small_region(kind: str, rows: bool) -> None:

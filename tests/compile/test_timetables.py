@@ -199,7 +199,6 @@ def jumps(n: int, *, constrained: bool) -> dh.HybridModel:
     return m
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "Python"])
 @pytest.mark.parametrize("eliminate", [True, False])
 @pytest.mark.parametrize("constrained", [True, False])
@@ -254,7 +253,6 @@ def starts(n: int) -> tuple[np.ndarray, np.ndarray]:
     return times, rng.uniform(0.1, 0.4, (n, 2))
 
 
-@pytest.mark.covering
 @pytest.mark.filterwarnings("ignore::dae_hybrid.DerivativeWarning")
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "Python"])
 @pytest.mark.parametrize("kind", ["explicit", "implicit", "when", "priority", "costs", "intervals"])

@@ -71,7 +71,6 @@ OPEN: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("name", CLEAR)
 def test_the_branch_that_holds_has_a_derivative(name: str, native: bool) -> None:
@@ -82,7 +81,6 @@ def test_the_branch_that_holds_has_a_derivative(name: str, native: bool) -> None
     np.testing.assert_allclose(dh.adjoint_gradient(system, (0, 1), "G", **TIGHT).gradient, gradient, atol=1e-9)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("name", OPEN)
 def test_where_no_side_holds_derivatives_are_refused(name: str, native: bool) -> None:
@@ -184,7 +182,6 @@ def _landing(m: dh.HybridModel) -> None:
     m.functional("G", terminal=y)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("options", [{"method": "bdf"}, {"method": "auto"}, {"adapter": "scipy"}], ids=str)
 @pytest.mark.parametrize(
     "state",
@@ -236,7 +233,6 @@ STARTS: dict[str, Callable[[ca.MX, ca.MX, ca.MX, ca.MX, ca.MX], ca.MX]] = {
 }
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("where", ["guard", "equation"])
 @pytest.mark.parametrize("name", STARTS)
 def test_ties_within_a_condition(name: str, where: str) -> None:

@@ -52,7 +52,6 @@ def driven(
     return m.build(native=native, eliminate=form == "explicit")
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("nominal", NOMINAL)
 @pytest.mark.parametrize("start", [0.0, 1.0])
@@ -132,7 +131,6 @@ def by_fine_steps(n: int) -> np.ndarray:
     return np.asarray(dh.adjoint_gradient(cell(n), (0, 100), rtol=1e-11, atol=1e-13).gradient)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("n", [20, 50])
 @pytest.mark.parametrize("rtol", [1e-4, 1e-6, 1e-8, 1e-10])
 def test_sensitivities_of_a_dae_are_in_the_error_test(n: int, rtol: float) -> None:
@@ -145,7 +143,6 @@ def test_sensitivities_of_a_dae_are_in_the_error_test(n: int, rtol: float) -> No
     np.testing.assert_allclose(asa.gradient, exact, rtol=300 * rtol)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("which", ["staggered", "simultaneous"])
 @pytest.mark.parametrize("degree", [0, 1, 2, 3])

@@ -60,7 +60,6 @@ def both(system: dh.HybridSystem, t_end: float = 1.0, **options: Any) -> list[np
     return [forward.gradient["G"], dh.adjoint_gradient(system, (0, t_end), functional="G", **TIGHT, **options).gradient]
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("where", ["ode", "integrand", "algebraic"])
 @pytest.mark.parametrize("name", RATES)
 def test_kinks_of_equations_and_integrands(name: str, where: str) -> None:
@@ -95,7 +94,6 @@ def test_directions_that_keep_the_kink_have_a_derivative() -> None:
         assert gradient == pytest.approx([BY_A, 1 - F], rel=1e-6)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("kinks", ["integrate", "events"])
 @pytest.mark.parametrize("method", ["bdf", "adams"])
 @pytest.mark.parametrize("t_eval", [None, [0.0, 3.0]])

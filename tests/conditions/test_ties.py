@@ -86,7 +86,6 @@ def measured(kind: str, *, native: bool) -> dh.HybridSystem:
     return m.build(native=native)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize(("native", "options"), WAYS)
 @pytest.mark.parametrize("kind", ["guard", "at"])
 def test_a_measurement_beside_an_event(kind: str, native: bool, options: dict[str, Any]) -> None:
@@ -154,7 +153,6 @@ def stairs(kind: str, *, native: bool) -> dh.HybridSystem:
     return m.build(native=native)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize(("native", "options"), [*WAYS, pytest.param(False, {"adapter": "casadi"}, id="casadi")])
 @pytest.mark.parametrize("kind", ["every", "guard"])
 def test_an_output_at_the_time_of_an_event_shows_what_is_after_it(
@@ -293,7 +291,6 @@ def two(*, native: bool) -> dh.HybridSystem:
     return m.build(native=native)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("order", ["declared", "reversed"])
 @pytest.mark.parametrize(("native", "options"), WAYS)
 def test_two_guards_beside_each_other(native: bool, options: dict[str, Any], order: Any) -> None:
@@ -392,7 +389,6 @@ def swinging(*, native: bool) -> dh.HybridSystem:
     return m.build(native=native)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("t_eval", [None, [1.0, 3.0]], ids=["steps", "outputs"])
 @pytest.mark.parametrize(("native", "options"), [*WAYS[:-1], pytest.param(False, {"adapter": "casadi"}, id="casadi")])
 @pytest.mark.parametrize("build", [thrown, swinging])
@@ -504,7 +500,6 @@ def test_what_a_relation_of_another_mode_says_makes_no_difference(native: bool, 
         agrees(system, (0, 2.5), "G", [-0.25, -1], parameters={"q": 1.0 + o}, **options)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize(
     ("native", "options"),
     [

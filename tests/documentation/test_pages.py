@@ -19,7 +19,7 @@ PAGES = sorted(DOCS.glob("*.md"))
 
 
 #: pages that need ten seconds or more; tests of the same folders state what they show
-LONG = {"large_systems", "mechanics"}
+LONG = {"large_systems", "mechanics", "service"}
 
 
 @pytest.mark.parametrize(

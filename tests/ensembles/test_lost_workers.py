@@ -18,6 +18,7 @@ import pytest
 
 import dae_hybrid as dh
 from dae_hybrid.ensembles import process, worker, workers
+from dae_hybrid.errors import WorkerLostError
 
 SPAN = (0, 3)
 COUNT, KILLERS = 24, (5,)
@@ -56,6 +57,7 @@ def check(found: dh.Ensemble, expected: np.ndarray) -> None:
     np.testing.assert_array_equal(found.values, expected)
 
 
+@pytest.mark.operation
 def test_a_set_that_kills_its_process_is_found_and_runs_again_if_asked(
     system: dh.HybridSystem, expected: np.ndarray, tmp_path: Path, monkeypatch
 ) -> None:
@@ -185,3 +187,28 @@ def test_what_a_worker_prints_is_no_result() -> None:
     own = process.WorkerProcess()
     assert own.run(deadly.noisy) == "result"
     own.kill()
+
+
+class KilledOnTheWay:
+    """The stream of a worker that another thread kills while its answer is read."""
+
+    def __init__(self, own: process.WorkerProcess, stream: Any) -> None:
+        self.own, self.stream, self.close = own, stream, stream.close
+
+    def readline(self) -> bytes:
+        return self.read(-1)
+
+    def read(self, size: int) -> bytes:
+        self.own.kill()
+        return self.stream.read(size)
+
+
+def test_a_worker_that_is_killed_while_its_answer_is_read_is_lost() -> None:
+    """Reading from a stream that is closed meanwhile raises ValueError, which the service took for its own failure."""
+    own = process.WorkerProcess()
+    assert own.run(abs, -1) == 1
+    running: Any = own._process
+    running.stdout = KilledOnTheWay(own, running.stdout)
+    with pytest.raises(WorkerLostError, match="SIGKILL"):
+        own.run(abs, -2)
+    assert not own.is_running

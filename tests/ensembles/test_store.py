@@ -124,7 +124,7 @@ def test_a_call_that_was_ended_continues_and_gives_the_same_bytes(
     assert files(path) == files(whole)
 
 
-@pytest.mark.first(1, size="operation")
+@pytest.mark.operation
 @pytest.mark.parametrize("executor", ["threads", "processes"])
 def test_a_killed_client_loses_nothing_that_was_done(
     system: dh.HybridSystem, whole: Path, tmp_path: Path, executor: str
@@ -400,6 +400,7 @@ def test_a_full_disk_loses_nothing(system: dh.HybridSystem, whole: Path, tmp_pat
     assert files(path) == files(whole)
 
 
+@pytest.mark.operation
 def test_a_limit_on_the_table_of_chunks_loses_nothing(system: dh.HybridSystem, whole: Path, tmp_path: Path) -> None:
     """After four chunks no file of the process may grow beyond a size that the log of SQLite has reached."""
     path = tmp_path / "store"

@@ -148,7 +148,6 @@ def dosing(values: str = "trigger", **event: Any) -> dh.HybridModel:
     return model
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("values", ["trigger", "execution"])
 @pytest.mark.parametrize("adapter", ["sundials", "scipy"])
 def test_gradients_through_delayed_events(values: str, adapter: str) -> None:
@@ -248,3 +247,36 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(dh.importers.ImporterError, match="python-libsbml") as found:
         dh.importers.sbml("<sbml/>")
     assert "dae-hybrid[sbml]" in str(found.value)
+
+
+@pytest.mark.parametrize(("compared", "time"), [("gt", 2.0), ("geq", 4.0), ("lt", 0.0), ("leq", 2.0)])
+def test_a_comparison_at_a_clipped_quantity_stays_strict_or_weak(compared: str, time: float) -> None:
+    rules = [("rate", "x", "-1"), ("rate", "y", f"piecewise(1, {compared}(max(x, 0), 0), 0)")]
+    model = dh.importers.sbml(document(parameters=changing(x=2.0, y=0.0), rules=rules))
+    for adapter in ("sundials", "scipy"):
+        assert dh.simulate(model.build(), (0, 4), adapter=adapter)["y"][-1] == pytest.approx(time, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "rate"),
+    [
+        ("1, x > 1, 2, x <= 1", 2.0),
+        ("1, x < 0, 5, and(x >= 0, x < 3), 2, x >= 3", 5.0),
+        ("1, x > k, 4, k >= x", 4.0),
+        ("1, not(x < 2), 3, x < 2", 3.0),
+    ],
+)
+def test_pieces_that_leave_nothing_out_need_no_otherwise(pieces: str, rate: float) -> None:
+    rules = [("rate", "y", f"piecewise({pieces})")]
+    model = dh.importers.sbml(document(parameters=changing(x=0.5, y=0.0, k=2.0), rules=rules))
+    assert dh.simulate(model.build(native=False), (0, 1), adapter="scipy")["y"][-1] == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    ["1, x > 1, 2, x < 1", "1, x > 1, 2, y <= 1", "1, x < 0, 2, x > 0, 3, k == 0", "1, x < 1e20, 2, x == 1e20"],
+)
+def test_pieces_that_may_leave_something_out_are_refused(pieces: str) -> None:
+    rules = [("rate", "x", f"piecewise({pieces})")]
+    with pytest.raises(dh.UnsupportedError, match="without otherwise"):
+        dh.importers.sbml(document(parameters=changing(x=0.5, y=0.0, k=2.0), rules=rules))

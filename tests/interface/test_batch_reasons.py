@@ -328,7 +328,6 @@ def sampled(kind: str) -> dh.HybridSystem:
     return m.build()
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("gradient", [None, *ANALYSES])
 @pytest.mark.parametrize("method", ["auto", "bdf"])
 def test_ticks_at_the_start(gradient: Any, method: str) -> None:
@@ -372,7 +371,6 @@ def test_other_time_events_at_the_start_are_left_to_single_calls(kind: str, grad
     assert not found.native.any()
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("gradient", [None, *ANALYSES])
 @pytest.mark.parametrize("method", ["auto", "bdf"])
 def test_ticks_at_the_end(gradient: Any, method: str) -> None:

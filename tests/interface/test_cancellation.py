@@ -237,8 +237,9 @@ def test_backward_sweeps(name: str, method: str, loop: Any, entered: str, models
         return begin(self, *arguments)
 
     monkeypatch.setattr(loop, entered, beginning)
-    options = {"max_step": 2e-6, "max_steps": 10**9, "t_eval": [0, 0.3], "method": method, **TIGHT}
-    assert latency(lambda: dh.adjoint_gradient(system, (0, 0.3), functional, **options), 0.02, ready=ready) < PROMPT
+    # the sweep takes half a second, and is cancelled at once: a thread that is woken late still finds it at work
+    options = {"max_step": 8e-7, "max_steps": 10**9, "t_eval": [0, 0.3], "method": method, **TIGHT}
+    assert latency(lambda: dh.adjoint_gradient(system, (0, 0.3), functional, **options), 0.0, ready=ready) < PROMPT
     monkeypatch.undo()
     assert everything(system, functional) == first
 
@@ -319,7 +320,8 @@ def test_a_native_run_of_minutes(method: str, workers: int, models: Any, built: 
     assert bits(carry_out(short, sets_of(system, 4), workers)) == bits(carry_out(short, sets_of(system, 4), 1))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.first(1)
+@pytest.mark.parametrize("workers", [2, 1])
 def test_many_single_calls(workers: int, models: Any, built: Any) -> None:
     system = built(models.circuit, native=False)
     case, few = case_of(system, "adjoint"), sets_of(system, 4)

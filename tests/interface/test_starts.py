@@ -95,7 +95,6 @@ def test_the_copy_is_kept(system: dh.HybridSystem) -> None:
 # -- derivatives ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("call", CALLS)
 def test_derivatives(system: dh.HybridSystem, call: str, way: str) -> None:

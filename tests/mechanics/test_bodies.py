@@ -133,7 +133,7 @@ def test_the_five_bar_in_joint_coordinates_has_the_gradients_of_the_reference(ca
         assert_gradients(system, exact, OPTIONS, times=1e-9, rtol=1e-7)
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("form", [*FORMS.values(), Penalty(1e8)], ids=[*FORMS, "penalty"])
 def test_every_formulation_takes_joint_coordinates(form):
     exact = five_bar.reference("latch").gradients["z"]

@@ -22,6 +22,20 @@ from dae_hybrid.problems import five_bar
 OPTIONS = {"rtol": 1e-10, "atol": 1e-12}
 #: the formulations that keep the constraints
 KEEP = ("index 2", "reduced")
+#: systems of the first size, which its tests build once: every case and every formulation
+FEW = {
+    ("smooth", "index 1"), ("smooth", "reduced"), ("elastic", "index 1, stabilised"), ("newton", "index 2"),
+    ("latch", "index 2, velocities only"),
+}  # fmt: skip
+
+
+def systems(cases, forms):
+    """Parametrise a test by cases and formulations."""
+    rows = [
+        pytest.param(case, form, marks=[] if (case, form) in FEW else pytest.mark.campaign, id=f"{case}-{form}")
+        for case in cases for form in forms
+    ]  # fmt: skip
+    return pytest.mark.parametrize(("case", "form"), rows)
 
 
 @cache
@@ -40,9 +54,7 @@ def off(value, exact):
     return np.abs(np.asarray(value)[known] - exact[known]).max() / np.abs(exact[known]).max()
 
 
-@pytest.mark.covering
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("case", five_bar.CASES)
+@systems(five_bar.CASES, FORMS)
 def test_every_formulation_gives_the_values_gradients_and_events_of_the_reference(case, form):
     reference, fsa = five_bar.reference(case), forward(case, form)
     seen = mechanical(fsa.events)
@@ -58,9 +70,7 @@ def test_every_formulation_gives_the_values_gradients_and_events_of_the_referenc
             assert off(row, true) < 1e-7
 
 
-@pytest.mark.covering
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("case", ["smooth", "elastic", "latch"])
+@systems(["smooth", "elastic", "latch"], FORMS)
 def test_one_adjoint_sweep_of_a_vector_of_costs_gives_what_forward_analysis_gives(case, form):
     for name in ("psi", "z"):
         asa = dh.adjoint_gradient(five_bar.system(case, FORMS[form]), five_bar.t_span, name, **OPTIONS)
@@ -69,9 +79,7 @@ def test_one_adjoint_sweep_of_a_vector_of_costs_gives_what_forward_analysis_give
             assert off(row, other) < 1e-8
 
 
-@pytest.mark.covering
-@pytest.mark.parametrize("form", KEEP)
-@pytest.mark.parametrize("case", five_bar.CASES)
+@systems(five_bar.CASES, KEEP)
 def test_constraints_are_kept(case, form):
     positions, velocities = constraint_residuals(five_bar.mechanism(case), forward(case, form).trajectory)
     assert positions.max() < 1e-13

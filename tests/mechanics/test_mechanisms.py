@@ -69,7 +69,6 @@ def pendulum(extra=None, *, start=None, velocities=None, project=False):
 # -- worked problems in every formulation -------------------------------------------------------------------
 
 
-@pytest.mark.covering
 @FORMS
 @pytest.mark.parametrize("problem", [pendulum_with_stop, rimless_wheel], ids=lambda p: p.__name__.rpartition(".")[2])
 def test_problems_in_every_formulation(problem, form):
@@ -614,6 +613,7 @@ def test_a_singular_configuration_on_the_way_is_refused():
         assert caught.value.trajectory is not None
 
 
+@pytest.mark.first(1, 5, 3)
 @FORMS
 def test_a_mass_matrix_that_depends_on_the_coordinates(form):
     """A double pendulum in angles, M(q) q'' = F(q, q'), and in natural coordinates, with an impact of its tip."""
@@ -884,6 +884,7 @@ def test_coordinates_are_chosen_where_the_run_starts():
         assert off(found.gradient["y"], expected.gradient["y"]) < 1e-8
 
 
+@pytest.mark.first(1, 5, 3)
 @FORMS
 def test_an_event_with_a_condition(form):
     """A pendulum that hits a wall, which is taken away after two impacts; the cost counts one mode only."""

@@ -64,7 +64,7 @@ FITS = {
 } | {"repeated doses": (repeated_doses_fit,), "cyclic steel": (steel_fit,)}
 
 
-@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.campaign] if "steel" in n else []) for n in FITS])
 def test_a_fit_from_the_initial_guess_reaches_the_estimates(name):
     make, *arguments = FITS[name]
     system, experiment, start, expected, errors = make(*arguments)

@@ -25,7 +25,17 @@ def test_reference_values(name: str) -> None:
     assert 2.8 < digits[1] - digits[0] < 6.0
 
 
-@pytest.mark.parametrize("name", ["hires", "pollution", "pleiades", "akzo_nobel", "car_axis", "water_tubes"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hires",
+        "pollution",
+        "pleiades",
+        "akzo_nobel",
+        "car_axis",
+        pytest.param("water_tubes", marks=pytest.mark.campaign),
+    ],
+)
 def test_forward_and_adjoint_gradients_agree(name: str) -> None:
     problem = PROBLEMS[name]
     system, options = problem.model().build(), problem.tolerances(1e-7) | {"wrt": problem.wrt}
@@ -47,7 +57,7 @@ def test_tubes_that_become_turbulent_or_laminar() -> None:
     assert digits[1] > digits[0] + 1.0
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("end", [9950.0, 10050.0, 10400.0, 10850.0, 10950.0])
 def test_unknowns_of_a_constrained_mode_are_in_the_error_test(end: float) -> None:
     """Newton's matrix hardly ever grows old there; out of the test, errors of the friction grew from step to step.

@@ -80,7 +80,6 @@ def off(value, exact):
     return np.abs(value - exact).max(initial=0.0) / max(np.abs(exact).max(initial=0.0), 1e-3)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("form", [{}, {"eliminate": False}, {"index2": "direct"}], ids=["default", "as DAE", "direct"])
 def test_values_gradients_and_events_against_the_independent_ones(exact, form):
     """Every formulation of every problem, forward and adjoint, beside closed forms and other people's arithmetic."""

@@ -96,7 +96,6 @@ def again(monkeypatch: pytest.MonkeyPatch) -> list[RecordTable]:
 
 
 @pytest.mark.uncertified  # what is compared is of one kind
-@pytest.mark.covering
 @pytest.mark.parametrize("keep", ["all", "events", "final"])
 @pytest.mark.parametrize(
     ("case", "method"), [(case, method) for case, (_, methods) in CASES.items() for method in methods]

@@ -142,7 +142,6 @@ PARTS: dict[str, tuple[dict[str, Any], Callable[[Run], Any]]] = {
 }
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("eliminate", [True, False], ids=["eliminated", "dae"])
 @pytest.mark.parametrize("name", list(PARTS))
 def test_parts_and_sums(name: str, eliminate: bool, compare_gradients: Any) -> None:

@@ -942,7 +942,6 @@ def test_auto(built: Any, compare_gradients: Any) -> None:
     assert steps["auto"] < 3 * steps["bdf"]
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
 @pytest.mark.parametrize("size", [0, 1, 6], ids=["ODE", "one", "six"])
 def test_functions_that_cannot_be_expanded(size: int, native: bool, compare_gradients: Any) -> None:
@@ -1072,3 +1071,28 @@ def test_derivatives_by_entries_of_a_vector() -> None:
     for wrong, words in (("k[2]", "unknown parameter"), (["k", "k[0]"], "twice"), (["k[0]", "k"], "twice")):
         with pytest.raises(dh.ParameterError, match=words):
             dh.adjoint_gradient(system, (0, 1), wrt=wrong)
+
+
+CANCELLING: dict[str, Any] = {
+    "opposite": lambda a, b, u: (a - b) * sum(u),
+    "shares": lambda a, b, u: a * u[0] + b * (1 - u[0]),
+    "a ratio": lambda a, b, u: a / b * sum(u),
+}
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
+@pytest.mark.parametrize("name", CANCELLING)
+def test_integrands_that_cancel_are_resolved_one_by_one(name: str, native: bool) -> None:
+    """The integrands of a and b are opposite where a rate depends on a ratio or a difference: lambda is constant there,
+    and steps were chosen by a sum of the integrands, which was zero."""
+    m = dh.HybridModel("cancelling")
+    a, b, x = m.parameter("a", 2.0), m.parameter("b", 2.0), m.differential("x")
+    u = [m.algebraic(f"u{k}", guess=0.0) for k in range(5)]
+    known = [z + 0.1 * z**3 - (1 + 0.1 * k) * ca.sin(m.time) for k, z in enumerate(u)]
+    m.initial(m.mode("run", ode={x: CANCELLING[name](a, b, u)}, algebraic=known), {x: 0.0})
+    m.functional("G", terminal=x)
+    system = m.build(native=native, eliminate=False)
+    exact = dh.forward_sensitivity(system, (0, 6), rtol=1e-9, atol=1e-11).gradient["G"]
+    found = dh.adjoint_gradient(system, (0, 6), rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(found.gradient, exact, rtol=1e-4)
+    assert found.statistics["steps"] < 1000

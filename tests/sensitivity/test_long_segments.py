@@ -50,7 +50,6 @@ def relative_error(system: dh.HybridSystem, t_end: float, name: str, rtol: float
     return float(np.abs(found.gradient / by_forward_analysis(t_end)[name] - 1).max())
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("t_end", [40.0, 1e4, 1e7, 1e10, 1e11])
 @pytest.mark.parametrize("form", ["ode", "eliminated", "implicit"])
 def test_an_end_far_from_the_start_leaves_the_adjoint_its_layer(form: str, t_end: float) -> None:
@@ -114,7 +113,6 @@ def _contact(name: str, native: bool) -> tuple[dh.HybridSystem, float, float]:
     return m.build(native=native), 1.0, -1.0
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize(
     ("method", "native"), [("bdf", True), ("bdf", False), ("adams", True), ("adams", False), ("erk", True)]
 )

@@ -63,7 +63,6 @@ def of_multiplier(b: float, level: float) -> list[float]:
 CASES = {"implicit": (implicit, of_implicit, (2.0, 0.7)), "multiplier": (multiplier, of_multiplier, (0.05, 0.2))}
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.parametrize("rtol", [1e-4, 1e-7, 1e-10])
 @pytest.mark.parametrize("name", CASES)
@@ -91,7 +90,6 @@ def test_derivatives(name: str, *, native: bool) -> None:
     assert asa.gradient == pytest.approx(fsa.gradient["G"], rel=1e-6)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("adapter", ["sundials", "scipy"])
 @pytest.mark.parametrize(("excess", "count"), [(1e-4, 4), (1e-7, 4), (-1e-4, 0), (-1e-7, 0)])
 def test_guards_that_touch(excess: float, count: int, adapter: str) -> None:
@@ -107,7 +105,6 @@ def test_guards_that_touch(excess: float, count: int, adapter: str) -> None:
         assert np.abs(np.array([e.time for e in sol.events]) - exact).max() < 1e-8 / np.sqrt(excess)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("adapter", ["sundials", "scipy", "casadi"])
 @pytest.mark.parametrize("width", [0.3, 1e-2, 1e-4])
 def test_both_sides_of_a_fast_transient(width: float, adapter: str) -> None:

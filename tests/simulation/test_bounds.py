@@ -350,7 +350,6 @@ def oscillator(*, native: bool = True) -> dh.HybridSystem:
     return m.build(native=native)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("rtol", [1e-4, 1e-6, 1e-8, 1e-10])
 @pytest.mark.parametrize(
     ("adapter", "native"), [("sundials", True), ("sundials", False), ("scipy", True), ("casadi", True)]

@@ -28,7 +28,6 @@ def test_a_circuit_does_not_stall(amplifier: dh.HybridSystem, rtol: float, steps
     assert sol.statistics["error_test_failures"] < 0.15 * sol.statistics["steps"]
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
 @pytest.mark.parametrize("linear_solver", ["dense", "band", "sparse", "krylov"])
 def test_with_every_linear_solver(linear_solver: str, native: bool, amplifier: dh.HybridSystem) -> None:

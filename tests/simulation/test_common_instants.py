@@ -77,7 +77,6 @@ def seen(sol: dh.Trajectory) -> list[tuple[float, str, int, int]]:
     return [(round(e.time, 8), e.transition, e.order, e.count) for e in sol.events]
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("method", ["erk", "bdf"])
 @pytest.mark.parametrize("form", FORMS)
 def test_compiled_code_and_python_carry_out_the_same_instants(form: str, method: str) -> None:

@@ -114,7 +114,6 @@ def test_elastic_balls_are_free_particles(way: str, shape: list[tuple[int, int]]
     np.testing.assert_allclose(run["v"][-1][alone], v[order][alone], atol=1e-9)
 
 
-@pytest.mark.covering
 @pytest.mark.filterwarnings("error::dae_hybrid.DerivativeWarning")
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize(

@@ -68,7 +68,6 @@ def test_bounce_or_rest_by_a_deciding_mode(form):
     assert [event.transition for event in sol.events] == [*["touches", "bounces"] * 3, "touches", "rests"]
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
 @pytest.mark.parametrize("method", ["adams", "bdf"])
 def test_bounce_or_rest_whatever_the_method(method, native):
@@ -149,7 +148,6 @@ def test_a_change_of_names_changes_nothing(form):
         assert asa.gradient == pytest.approx(expected.gradient["G"], abs=1e-6)
 
 
-@pytest.mark.covering
 @EXACT
 @pytest.mark.parametrize("what", ["positions", "velocities"])
 def test_a_reset_off_the_constraints_is_refused(what, form):

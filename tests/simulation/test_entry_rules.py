@@ -134,6 +134,7 @@ def system(direction: str, on_entry: str, where: str, *, own: bool) -> dh.Hybrid
     return m.build()
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", CASES)
 def test_entry(name: str, engine: str) -> None:

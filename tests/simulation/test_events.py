@@ -324,7 +324,6 @@ def test_equations_that_are_not_finite_after_a_transition() -> None:
 # -- coincidences -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("shift", [0.0, 1e-16, -1e-16, 1e-15, -1e-15, 1e-13, -1e-13])
 @pytest.mark.parametrize("direction", ["rising", "both"])
 @pytest.mark.parametrize("when", [0.3, 0.7])
@@ -431,7 +430,6 @@ def thrown(ceiling: float, *, native: bool) -> dh.HybridSystem:
     return m.build(native=native)
 
 
-@pytest.mark.covering
 @pytest.mark.uncertified  # next to the apex two runs as accurate differ by more than the check allows
 @pytest.mark.parametrize(
     ("adapter", "native"), [("sundials", True), ("sundials", False), ("scipy", True), ("casadi", True)]
@@ -584,7 +582,6 @@ def test_stiffness_that_starves_the_step_is_named() -> None:
     assert dh.simulate(system, (0, 10)).complete
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("eliminate", [True, False])
 @pytest.mark.parametrize("roots", [(6.47, 6.85, 8.07), (2.44, 2.49, 20.0), (3.0, 3.1, 20.0), (1.0, 1.2, 8.9)])

@@ -691,7 +691,6 @@ def test_a_guard_that_holds_a_constrained_coordinate_at_zero(compare_gradients: 
     compare_gradients(m.build(), (0, 1.0), "G", fd_tolerance=1e-4)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("adapter", ["sundials", "scipy"])
 @pytest.mark.parametrize("rtol", [1e-6, 1e-7, 1e-8, 1e-9, 1e-10])
 def test_multipliers_that_enter_nonlinearly(rtol: float, adapter: str) -> None:

@@ -42,7 +42,6 @@ def cycle(*, implicit: bool = False) -> dh.HybridModel:
     return m
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("implicit", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 def test_events_and_gradients(way: str, implicit: bool) -> None:

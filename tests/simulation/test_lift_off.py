@@ -98,7 +98,6 @@ def mechanical(events):
     return [event for event in events if not event.transition.endswith(": coordinates")]
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

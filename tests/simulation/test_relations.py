@@ -151,7 +151,6 @@ GUARDS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("name", GUARDS)
 def test_guards_with_relations_and_clips(name: str, native: bool) -> None:
@@ -198,7 +197,6 @@ SIGNED: dict[str, Any] = {
 }
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("name", [*SIGNED, "algebraic"])
 @pytest.mark.parametrize(
     ("way", "native_events", "direction"),
@@ -356,9 +354,13 @@ def sharp(name: str) -> tuple[dh.HybridSystem, np.ndarray[Any, Any]]:
     return system, differences(system, 5.0)
 
 
-@pytest.mark.covering
-@pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("name", FORCES)
+@pytest.mark.parametrize(
+    ("name", "native"),
+    [
+        *((name, True) for name in FORCES),
+        *(pytest.param(name, False, marks=[] if i % 5 == 0 else pytest.mark.campaign) for i, name in enumerate(FORCES)),
+    ],
+)
 def test_forces_against_differences(name: str, native: bool) -> None:
     system, expected = sharp(name)
     if not native:
@@ -527,7 +529,6 @@ PATHS: dict[str, tuple[Callable[[ca.MX], ca.MX], float, list[float]]] = {
 }
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("kinks", ["integrate", "events"])
 @pytest.mark.parametrize("statement", ["constraint", "algebraic"])
 @pytest.mark.parametrize("name", PATHS)

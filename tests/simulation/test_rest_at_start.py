@@ -33,7 +33,6 @@ def test_the_equilibrium_has_a_rounding_error():
     assert WEIGHT - STIFFNESS * (WEIGHT / STIFFNESS) != 0
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("direction", ["rising", "falling", "both"])
 @pytest.mark.parametrize("measured", [False, True])

@@ -42,7 +42,6 @@ def refused(system: dh.HybridSystem, *, rtol: float = 1e-7, **options: object) -
     return caught.value
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_singular_matrix_is_refused_with_its_time(case: str, native: bool) -> None:
@@ -110,7 +109,6 @@ def block(n: int, *, eliminate: bool) -> dh.HybridSystem:
     return m.build(eliminate=eliminate)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("eliminate", [True, False])
 @pytest.mark.parametrize("n", [2, 6, 8])
 def test_determinants_of_blocks_have_their_sign(n: int, eliminate: bool) -> None:

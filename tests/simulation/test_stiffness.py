@@ -90,7 +90,6 @@ def test_twice_as_long_costs_twice_as_much() -> None:
     assert long.statistics["nfev"] < 1.6 * short.statistics["nfev"]
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("rtol", [1e-4, 1e-8, 1e-12])
 @pytest.mark.parametrize("rate", [1.0, 4.0, 20.0, 200.0])
 def test_about_the_better_of_both(rate: float, rtol: float) -> None:
@@ -136,7 +135,6 @@ def test_stiffness_that_comes_and_goes(period: float, end: float) -> None:
     assert "bdf" in methods(sol)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("native_events", [True, False])
 @pytest.mark.parametrize("counted", [False, True])
 def test_derivatives_across_changes_of_the_method(*, counted: bool, native_events: bool) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import casadi as ca
 import numpy as np
 import pytest
+from scipy.linalg import expm
 
 import dae_hybrid as dh
 
@@ -132,6 +133,7 @@ def test_parts_of_a_condition_stay_strict_or_weak(name: str, native_events: bool
     np.testing.assert_allclose([e.time for e in sol.events if e.transition == "met"], times, atol=1e-9)
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("compared", COMPARED)
 @pytest.mark.parametrize("way", ["start", "reset"])
 def test_a_level_put_onto_its_threshold(way: str, compared: str) -> None:
@@ -175,11 +177,82 @@ def test_the_first_derivative_that_is_not_zero_decides_how_zero_is_left(way: str
             assert run.functionals["G"] == pytest.approx(since, abs=1e-9)
 
 
+def windup(kp: Any, ki: Any, r: Any = 0.5, top: float = 0.6, end: float = 4.0) -> Any:
+    """I(end) of a controller that does not integrate while it saturates, in complex arithmetic."""
+    out = np.log(top / (top - (r - top / kp)))  # y = top (1 - exp(-t)) has reached cmd = kp (r - y) = top
+    y = r - top / kp
+    a = np.array([[-1 - kp, 1, kp * r], [-ki, 0, ki * r], [0, 0, 0]], dtype=np.result_type(kp, ki, r, float))
+    return (expm(a * (end - out)) @ np.array([y, 0.0, 1.0]))[1]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"native_events": False}, {"method": "bdf"}], ids=["compiled", "Python", "BDF"]
+)
+def test_a_controller_that_does_not_wind_up(options: Any) -> None:
+    m = dh.HybridModel("controller")
+    kp, ki = m.parameter("kp", 2.0), m.parameter("ki", 0.5)
+    y, i = m.differential("y"), m.differential("i")
+    e = 0.5 - y
+    u = ca.fmin(ca.fmax(kp * e + i, 0), 0.6)
+    m.initial(m.mode("run", ode={y: u - y, i: ca.if_else(u >= 0.6, 0, ki * e)}), {y: 0.0, i: 0.0})
+    m.functional("G", terminal=i)
+    system = m.build()
+    fsa = dh.forward_sensitivity(system, (0, 4), **TIGHT, **options)
+    asa = dh.adjoint_gradient(system, (0, 4), **TIGHT, **options)
+    h = 1e-30
+    exact = [windup(2.0 + 1j * h, 0.5).imag / h, windup(2.0, 0.5 + 1j * h).imag / h]
+    assert fsa.functionals["G"] == pytest.approx(windup(2.0, 0.5), rel=1e-7)
+    for gradient in (fsa.gradient["G"], asa.gradient):
+        np.testing.assert_allclose(gradient, exact, rtol=1e-6)
+
+
+@pytest.mark.parametrize("native_events", [True, False])
+@pytest.mark.parametrize("compared", COMPARED)
+def test_a_condition_beside_a_guard_on_a_plateau(compared: str, native_events: bool) -> None:
+    """``when=`` is asked for a second after the quantity has come to its threshold."""
+    m = dh.HybridModel("beside")
+    x, n = m.differential("x"), m.memory("n", initial=0.0)
+    run = m.mode("run", ode={x: -1.0})
+    condition = COMPARED[compared](ca.fmax(x, 0))
+    m.transition(run, run, guard=x + 1, direction="falling", when=condition, memory={n: n + 1}, name="tick")
+    m.initial(run, {x: 1.0})
+    m.functional("G", terminal=n)
+    assert dh.simulate(m.build(), (0, 3), native_events=native_events).functionals["G"] == ("0" in HOLDS[compared])
+
+
+def rectifier(way: str) -> dh.HybridModel:
+    """A capacitor charged through a diode from a voltage that rises from zero without a rate."""
+    m = dh.HybridModel("rectifier")
+    r, y = m.parameter("r", 0.5), m.differential("y")
+    v = 1 - ca.cos(3 * m.time)
+    on, off = (v - y) / r - y, -y
+    if way == "relation":
+        first = m.mode("run", ode={y: ca.if_else(v > y, on, off)})
+    else:
+        first, second = m.mode("off", ode={y: off}), m.mode("on", ode={y: on})
+        m.transition(first, second, guard=v - y, direction="rising", on_entry="fire", name="conducts")
+        m.transition(second, first, guard=v - y, direction="falling", name="blocks")
+    m.initial(first, {y: 0.0})
+    m.functional("G", integrand=y)
+    return m
+
+
+@pytest.mark.parametrize("native_events", [True, False])
+def test_a_rectifier_conducts_from_a_voltage_that_rises_without_a_rate(native_events: bool) -> None:
+    found = []
+    for way in ("relation", "modes"):
+        system = rectifier(way).build()
+        fsa = dh.forward_sensitivity(system, (0, 5), native_events=native_events, **TIGHT)
+        asa = dh.adjoint_gradient(system, (0, 5), native_events=native_events, **TIGHT)
+        np.testing.assert_allclose(asa.gradient, fsa.gradient["G"], rtol=1e-6)
+        found.append([fsa.functionals["G"], *fsa.gradient["G"]])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-7)
+
+
 # -- guards that come to rest --------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:Whether 'alarm' fires at t = 6:dae_hybrid.DerivativeWarning")  # it is chance
-@pytest.mark.covering
 @pytest.mark.parametrize(
     "options", [{}, {"native_events": False}, {"method": "bdf"}], ids=["compiled", "Python", "BDF"]
 )

@@ -9,10 +9,10 @@ import numpy as np
 
 import dae_hybrid as dh
 
-#: the call: 120 runs of some 10 ms each, so that reports come before the end
+#: the call: 120 runs of some 3 ms each, so that reports come before the end
 COUNT = 120
 CALL: dict[str, Any] = {
-    "parameters": {"k": np.linspace(0.5, 2.0, COUNT)}, "gradient": "forward", "t_eval": [0.5, 1.0], "max_step": 5e-5,
+    "parameters": {"k": np.linspace(0.5, 2.0, COUNT)}, "gradient": "forward", "t_eval": [0.5, 1.0], "max_step": 2e-4,
     "chunk": 3,
 }  # fmt: skip
 

@@ -37,7 +37,6 @@ def model(law: Any) -> dh.HybridModel:
     return m
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("eliminate", [True, False])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", LAWS)

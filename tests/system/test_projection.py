@@ -93,7 +93,6 @@ def test_the_centre_of_a_circle_has_no_nearest_point() -> None:
         dh.simulate(m.build(), (0, 1))
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
 @pytest.mark.parametrize("metric", [None, (1.0, 3.0)])
 def test_derivatives_of_a_projected_start(native: bool, metric: tuple[float, float] | None) -> None:

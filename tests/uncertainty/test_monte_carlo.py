@@ -105,7 +105,6 @@ def test_gradients_of_a_normal() -> None:
         assert (np.abs(estimate.value - value) <= 6 * estimate.standard_error + 1e-9).all()
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize(("of", "level", "tail"), [
     ("mean", None, "upper"), ("variance", None, "upper"), ("std", None, "upper"), ("cvar", 0.9, "upper"),
     ("cvar", 0.9, "lower"), ("cvar", 0.913, "upper"), ("cvar", 0.0, "upper"),
@@ -190,7 +189,6 @@ def test_a_jump_at_the_last_of_many_sequences() -> None:
         found.gradient("mean")
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize(("law", "size"), [
     (stats.norm(0, 1), lambda b: 1 / (1 + ca.exp(-40 * (b - 1)))), (stats.uniform(0, 2), lambda b: b**9),
 ])  # fmt: skip
