@@ -314,11 +314,12 @@ class SegmentLoop:
         for back in BACK:  # the zero may lie beyond the last finite values
             stepper.move_to(end - back * max(abs(end), end - task.t0))
             if stepper.stop() >= 0 and np.all(np.isfinite(stepper.completed[: 2 * e.n])):
-                break
-        else:
-            return None
-        x = memory.x_data[: e.n].copy()
-        return zero_at_the_end(task, stepper.t, x, p, self.session.options, memory.model.zero_band)
+                x = memory.x_data[: e.n].copy()
+                found = zero_at_the_end(task, stepper.t, x, p, self.session.options, memory.model.zero_band)
+                if found is not None:
+                    return found
+        stepper.move_to(end)
+        return None
 
     def _is_poisoned(self) -> bool:
         return self.memory.model.counters()["not_finite"] > self.memory.not_finite

@@ -293,7 +293,7 @@ class Automaton:
             there = at.x[:n] + moment * at.xdot[:n], at.m, self.p
             rates = kernel(mode.equations, "complete")(self.t + moment, *there)[1]
             moving = kernel(mode.equations, "rates")(self.t + moment, *there)[0][index]
-        return has_limit((at.xdot[:n], rate), (rates, moving), self.options.rtol)
+        return has_limit((at.xdot[:n], rate), (rates, moving), self.options.rtol, vanishes=False)
 
     @staticmethod
     def _stayed_at_zero(crossing: tuple[int, float, float], entry: SegmentEntry) -> bool:

@@ -327,7 +327,7 @@ class EventLogic:
                 raise overdue(fires.transition, mode.name, t)
             if fires.transition.relation is not None:  # sides are those of the branch that it leads to
                 sides, nonzero, past = known
-                if own in self.sides and not fires.corrects:  # its own guard has been met
+                if own in self.sides:  # its own guard has been met
                     sides[own] = self.sides[own]
                     nonzero.discard(own)
                 self.sides, self.nonzero, self.past_on_entry = sides, nonzero, past

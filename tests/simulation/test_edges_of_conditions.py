@@ -112,3 +112,37 @@ def test_a_kink_at_the_zero_of_its_guard_has_derivatives() -> None:
         p = {"a": a_, "v0": v_}
         asa = dh.adjoint_gradient(system, (0, 3), parameters=p, method="bdf")
         np.testing.assert_allclose(asa.gradient, [-v_ * abs(v_) / (2 * a_**2), abs(v_) / a_], rtol=1e-5)
+
+
+@pytest.mark.parametrize("power", [0.1, -0.9])
+def test_an_adjoint_does_not_start_where_its_coefficients_are_infinite(power: float) -> None:
+    """h' = -a h^q: T = h0^(1 - q) / ((1 - q) a), where the rate vanishes, or ends before h is zero to tolerance."""
+    m = dh.HybridModel("empties")
+    a, h0 = m.parameter("a", 0.345), m.parameter("h0", 1.458)
+    h = m.differential("h")
+    m.transition(m.mode("full", ode={h: -a * h**power}), None, guard=h, direction="falling", name="empty")
+    m.initial("full", {h: h0})
+    m.functional("T", terminal=m.time)
+    system = m.build()
+    for method in ("bdf", "erk"):
+        options: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-11, "method": method}
+        fsa = dh.forward_sensitivity(system, (0, 9), **options)
+        end = 1.458 ** (1 - power) / ((1 - power) * 0.345)
+        assert fsa.functionals["T"] == pytest.approx(end, rel=1e-6)
+        np.testing.assert_allclose(fsa.gradient["T"], [-end / 0.345, (1 - power) * end / 1.458], rtol=1e-4)
+        with pytest.raises((dh.EventError, dh.NonFiniteError), match=r"coefficients are infinite|NaN or infinity"):
+            dh.adjoint_gradient(system, (0, 9), **options)
+
+
+@pytest.mark.parametrize("clip", [lambda x: ca.fmax(x, 0), lambda x: ca.sqrt(ca.fmax(x, 0))], ids=["clip", "root"])
+def test_a_condition_fires_once_where_a_branch_changes_with_it(clip: Any) -> None:
+    """x reaches zero, is put onto it from then on, and the branch of its clip is corrected at the same instant."""
+    m = dh.HybridModel("once")
+    x, v, fired = m.differential("x"), m.memory("v", initial=-1.0), m.differential("fired")
+    run = m.mode("run", ode={x: v, fired: 0})
+    m.transition(run, run, guard=clip(x) > 0, direction="falling", reset={fired: fired + 1}, name="observed")
+    m.transition(run, run, at=1.0, reset={x: -2.0}, name="moves")
+    m.initial(run, {x: 1.0, fired: 0.0})
+    for native_events in (True, False):
+        sol = dh.simulate(m.build(native=False), (0, 2), native_events=native_events)
+        assert sol.final[2][-1] == 1.0

@@ -379,7 +379,7 @@ def singular_rate(rng: np.random.Generator) -> ClosedForm:
     return ClosedForm(
         family, build, (0.0, end), p0, lambda p: moment(*p.astype(complex), int(cost == "integral")),
         unlike=(dh.GrazingError,) if vanishes else (),
-        unlike_adjoint=(dh.EventError,) if law and not vanishes else (),
+        unlike_adjoint=(dh.EventError,) if law else (),
         amplifies=vanishes and cost == "time",
     )  # fmt: skip
 
