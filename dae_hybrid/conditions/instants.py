@@ -250,7 +250,8 @@ class RunInspector:
         found, start = {}, schedule_state(self.run.t_span[0], 0)
         for index in point[0].guarded:
             h_w, _, rate = self.system.transitions[index].guard_derivatives(*point, self.p, start)
-            found[index] = h_w @ state + rate * tau, float(rate)
+            with np.errstate(invalid="ignore"):  # of a root at zero; it is like nothing else
+                found[index] = h_w @ state + rate * tau, float(rate)
         return found
 
     def entered_beside(self, index: int, guard: float = 0.0, rate: float = 1.0) -> Firing:
@@ -492,10 +493,13 @@ class RunInspector:
     ) -> bool:
         """Whether a guard that is zero at a point changes there with the parameters, at the moving time of the point.
 
-        Changes below the accuracy of the run when a parameter doubles are neglected.
+        Changes below the accuracy of the run when a parameter doubles are neglected. A guard whose derivatives are not
+        finite, such as a root that is zero, moves.
         """
         transition = self.system.transitions[index]
         h_w, h_p, rate = transition.guard_derivatives(mode, t, x, m, self.p, schedule_state(self.run.t_span[0], 0))
+        if not np.all(np.isfinite([*h_w, *h_p, rate])):
+            return True
         terms = [h_w[:, None] * state, h_p[:, None] * dp]
         if tau is not None:
             terms.append(rate * tau[None, :])

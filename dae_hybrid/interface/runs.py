@@ -15,7 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 from dae_hybrid.conditions.resolution import MIN_STEP_LIMIT, RETRIES, ROUGH_RESOLUTION, STEP_LIMIT_FACTOR, finer
 from dae_hybrid.errors import (
     DaeHybridError,
-    EventError,
     IntegrationError,
     OptionError,
     StepLimitError,
@@ -42,6 +41,7 @@ from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.peaks import Decision, refuse_other_events
 from dae_hybrid.system.schedule import Schedule
 from dae_hybrid.system.system import HybridSystem
+from dae_hybrid.trajectory.grazing import refuse_singular
 from dae_hybrid.trajectory.trajectory import Side, Trajectory
 
 Parameters = Mapping[str, ArrayLike] | ArrayLike | None
@@ -429,12 +429,7 @@ class RunBuilder:
     ) -> SweepResult:  # fmt: skip
         """Compute a gradient by a backward sweep; `at_events` records the adjoint before each event."""
         if run.singularity:
-            conditions.fail(
-                EventError(
-                    f"{run.singularity} A backward sweep would start there, where its coefficients are infinite.",
-                    remedy="Use forward_sensitivity, whose derivatives are integrated up to that point.",
-                )
-            )
+            refuse_singular(run, conditions)
 
         def use(session: Session) -> SweepResult:
             sweep = self.sweep(run, session, name, wrt, conditions)

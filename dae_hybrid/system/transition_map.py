@@ -370,7 +370,8 @@ class TransitionMap:
         h, _, flow, *_ = tangent(t, x, m, *after, p, clock)
         if source.algebraic.size > MAX_DENSE_ROWS:
             h = h @ chain(source, t, x, m, p)
-        return h[0, :nw], h[0, nw : nw + p.size], float(h[0, :nw] @ flow + h[0, -1])
+        with np.errstate(invalid="ignore"):  # a derivative that is not finite is refused where it is used
+            return h[0, :nw], h[0, nw : nw + p.size], float(h[0, :nw] @ flow + h[0, -1])
 
     def linearise(
         self,

@@ -65,6 +65,19 @@ def refuse_shallow(trajectory: Trajectory, conditions: Conditions) -> None:
         conditions.fail(error)
 
 
+def refuse_singular(trajectory: Trajectory, conditions: Conditions) -> None:
+    """Refuse a backward sweep from an event at which the rates have no limit; events that graze are refused as such."""
+    for event in trajectory.events:
+        trajectory.system.linearise(event, trajectory.parameters, trajectory.t_span[0], conditions)
+    refuse_shallow(trajectory, conditions)
+    conditions.fail(
+        EventError(
+            f"{trajectory.singularity} A backward sweep would start there, where its coefficients are infinite.",
+            remedy="Use forward_sensitivity, whose derivatives are integrated up to that point.",
+        )
+    )
+
+
 def refuse_near_misses(trajectory: Trajectory, conditions: Conditions) -> None:
     """Refuse derivatives of a run with a guard's extremum within the accuracy of the run from zero."""
     for index, turn in trajectory.turns:

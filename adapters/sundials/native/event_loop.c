@@ -195,10 +195,10 @@ static int enter(event_loop *m, const mode_tables *from, const mode_tables *to, 
       const int moving = fabs(rate[j]) * duration(m, t) > width;
       if (!moving && (to->links[j].jumps || !to->links[j].waits)) return 0;
       if (!moving && !own) {
-        const int fires = may_fire(m, to->run->model, &to->links[j], t, e->x_after, e->memory_after);
+        const int leaves = may_leave(m, to->run->model, &to->links[j], t, e->x_after, e->memory_after);
         if (from == to) memcpy(to->run->model->memory, e->memory, (size_t)m->n_memory * sizeof(double));
         to->run->model->held_valid = 0;
-        if (fires) return 0;
+        if (leaves) return 0;
       }
       band[j] = width;
       leaving_sign[j] = moving ? sign_of(rate[j]) : 0;
@@ -328,11 +328,32 @@ static int lands(const event_loop *m, const mode_tables *to, const event *e, con
   return 1;
 }
 
+/* Whether a guard was zero, to the accuracy of the state, at the start of the step in which it crosses: it may have come to
+ * rest there, which the automaton decides (`settled` in resting_guards.py). */
+static int came_from_zero(const event_loop *m, const mode_tables *from, const link *l) {
+  const run *r = from->run;
+  context *c = r->model;
+  const double begun = fabs(r->history[c->n_guards + l->index]), *x = c->api->array(r->x);
+  double *moved = m->rest, *found = m->rest + REST_STATES * c->n, reach = 0;
+  if (begun > CLOSE_TO_ZERO * m->ranges[l->transition]) return 0;
+  for (int side = 0; side < 2; side++) {
+    for (integer i = 0; i < c->n; i++) {
+      const double angle = 1.0 + 2.4 * (double)i, allowed = from->absolute[i] + m->rtol * fabs(x[i]);
+      moved[i] = x[i] + allowed * (side ? sin(angle) : cos(angle));
+    }
+    if (guards_and_rates(c, r->t, moved, found)) return 1;
+    reach = hypot(reach, found[l->index] - r->guard_values[l->index]);
+  }
+  return begun <= KNOWN * reach;
+}
+
 /* Whether a located guard crosses in its direction, and events do not accumulate. */
-static int crosses(const event_loop *m, const run *r, const link *l) {
+static int crosses(const event_loop *m, const mode_tables *from, const link *l) {
+  const run *r = from->run;
   const integer root = l->index, n = r->model->n_guards;
   const double rate = r->guard_values[n + root];
   if (rate == 0 || (double)l->direction * rate < 0 || r->history[n + root] * rate > 0) return 0; /* through infinity, or more than once */
+  if (came_from_zero(m, from, l)) return 0;
   return !accumulates(m, r->t);
 }
 
@@ -444,7 +465,7 @@ static int fire(event_loop *m) {
   const link *l = decide(m, from, t);
   if (!l) return 0;
   const int timed = l->clock >= 0;
-  if (!l->cross || m->n_events - m->n_passed >= m->max_events || !(timed || crosses(m, r, l))) return 0;
+  if (!l->cross || m->n_events - m->n_passed >= m->max_events || !(timed || crosses(m, from, l))) return 0;
   if (m->fired >= m->max_fired) return 0;
   const integer own = timed ? -1 : l->index;
   const double value = timed ? 0 : r->guard_values[own], rate = timed ? 1 : r->guard_values[c->n_guards + own];

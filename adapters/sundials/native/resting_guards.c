@@ -63,19 +63,22 @@ static int known_of(event_loop *m, const mode_tables *to, double t, const event 
 /* Find the guards at rest that leave zero: write their bands to `band`, followed by the signs with which they leave. */
 static int depart(event_loop *m, const mode_tables *to, double t, const event *e, double past, const double *value,
                       const double *rate, double *band) {
-  const context *c = to->run->model;
+  context *c = to->run->model;
   const integer ng = c->n_guards;
   const double *reach = value + ng, *of_rate = rate + ng, by_times = fmax(REST_MOMENT, m->rtol) * past;
-  double *bend = m->rest + REST_STATES * c->n + 9 * ng, *twist = bend + 2 * ng;
+  double *bend = m->rest + REST_STATES * c->n + 9 * ng, *twist = bend + 2 * ng, *coarse = twist + 2 * ng, *coarser = coarse + ng;
+  double *state = m->rest + c->n, *rates = m->rest + REST_STATES * c->n;
   if (known_of(m, to, t, e, past, at_bends, bend) || known_of(m, to, t, e, past, at_twists, twist)) return FATAL;
+  if (at_bends(c, t, e->x_after, 2 * past, coarse, state, rates)) return FATAL;
+  if (at_twists(c, t, e->x_after, 2 * past, coarser, state, rates)) return FATAL;
   for (integer j = 0; j < to->n_guards; j++) {
     if (!(fabs(value[j]) <= KNOWN * reach[j] && fabs(rate[j]) <= KNOWN * of_rate[j])) continue;
     const double rounding = DBL_EPSILON / m->rtol * of_rate[j] / (REST_MOMENT * past);
     const double of_twist = twist[ng + j] + rounding / (REST_WHILE * past);
     const double of_bend = bend[ng + j] + rounding + by_times * fabs(twist[j]);
     double away = 0;
-    if (fabs(bend[j]) > KNOWN * of_bend) away = sign_of(bend[j]);
-    else if (fabs(twist[j]) > KNOWN * of_twist) away = sign_of(twist[j]);
+    if (fabs(bend[j]) > KNOWN * of_bend + TRUNCATION * fabs(coarse[j] - bend[j])) away = sign_of(bend[j]);
+    else if (fabs(twist[j]) > KNOWN * of_twist + TRUNCATION * fabs(coarser[j] - twist[j])) away = sign_of(twist[j]);
     if (away == 0 || ((double)to->links[j].direction * away > 0 && !to->links[j].toggles && !to->links[j].jumps)) continue;
     band[j] = fmax(REST_LEFT * reach[j], 2 * fabs(value[j]));
     band[ng + j] = away;
@@ -83,16 +86,18 @@ static int depart(event_loop *m, const mode_tables *to, double t, const event *e
   return 0;
 }
 
-/* Whether a guard that is zero, as is its rate, may leave zero to the side on which it fires: see `leaving_signs`; a
- * value by rounding counts, which the automaton looks at. The context's memory becomes that of the point. */
-static int may_fire(event_loop *m, context *c, const link *l, double t, const double *from, const double *memory) {
+/* Whether a guard that is zero, as is its rate, may leave zero: see `leaving_signs`; a change by rounding counts, which the
+ * automaton looks at. The context's memory becomes that of the point. */
+static int may_leave(event_loop *m, context *c, const link *l, double t, const double *from, const double *memory) {
   const integer n = c->n;
   double *x = m->rest, *moved = x + n, *completed = moved + n, *correction = completed + n, *rate = correction + n, *sum = rate + n;
   double *guards = m->rest + REST_STATES * n, share = FIRST_LOOK;
-  const double begin = t, direction = (double)l->direction;
+  const double begin = t;
   memcpy(x, from, (size_t)n * sizeof(double));
   memcpy(c->memory, memory, (size_t)m->n_memory * sizeof(double));
   c->held_valid = 0;
+  if (guards_and_rates(c, t, x, guards)) return 1;
+  const double here = guards[l->index];
   for (int look = 0; look < LOOKS_AHEAD; look++, share *= LOOK_RATIO) {
     const double h = begin + share * (m->t1 - m->t0) - t, weights[4] = {0, 0.5, 0.5, 1}, shares[4] = {1, 2, 2, 1};
     memset(sum, 0, (size_t)n * sizeof(double));
@@ -105,7 +110,7 @@ static int may_fire(event_loop *m, context *c, const link *l, double t, const do
     for (integer i = 0; i < n; i++) x[i] += h * sum[i];
     t += h;
     if (guards_and_rates(c, t, x, guards)) return 1;
-    if (direction == 0 ? guards[l->index] != 0 : direction * guards[l->index] > 0) return 1;
+    if (guards[l->index] != here) return 1;
   }
   return 0;
 }
