@@ -38,7 +38,7 @@ UNTESTED = (
     "Leave sensitivity_error_control on: with sensitivity_error_control=False no error test has seen the derivatives "
     "of forward analysis."
 )
-#: gradients below this share of the functional are compared on its scale, derivatives by single parameters below that one
+#: share of the functional below which gradients, and derivatives by single parameters, are compared on its scale
 MIN_GRADIENT_SHARE, MIN_DERIVATIVE_SHARE = 1e-3, 1e-2
 
 
