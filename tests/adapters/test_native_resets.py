@@ -216,8 +216,11 @@ def random_reset(seed: int, *, nonlinear: bool, implicit: bool) -> tuple[dh.Hybr
     return m, {"eliminate": not implicit}
 
 
-@pytest.mark.parametrize("implicit", [False, True], ids=["eliminated", "integrated"])
-@pytest.mark.parametrize("nonlinear", [False, True], ids=["linear", "nonlinear"])
+@pytest.mark.parametrize(
+    ("nonlinear", "implicit"),
+    [(False, False), (False, True), (True, False), (True, True)],
+    ids=["linear-eliminated", "linear-integrated", "nonlinear-eliminated", "nonlinear-integrated"],
+)
 @pytest.mark.parametrize("seed", range(4))
 def test_random_resets(seed: int, nonlinear: bool, implicit: bool, compare_gradients: Any) -> None:
     model, how = random_reset(seed, nonlinear=nonlinear, implicit=implicit)

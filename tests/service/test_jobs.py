@@ -23,6 +23,7 @@ from service import SLOW, computing, decay, jobs_in_threads, times_of_results
 import dae_hybrid as dh
 from dae_hybrid.errors import LimitError, OverloadError
 from dae_hybrid.service import job_results, job_routes
+from dae_hybrid.service.job_calls import _check_size
 from dae_hybrid.service.job_requests import body_class
 from dae_hybrid.service.job_results import result_parts
 from dae_hybrid.service.job_store import JobFolder
@@ -450,6 +451,7 @@ def test_the_size_of_a_job_is_limited(small: Jobs) -> None:
         with pytest.raises(LimitError, match="at most") as caught:
             submit(small, content)
         assert caught.value.path == "/parameters"  # type: ignore[attr-defined]
+    _check_size(100, 20, "/parameters", small.settings)  # just as many are allowed
 
 
 @pytest.mark.parametrize(
