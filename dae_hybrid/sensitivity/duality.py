@@ -38,8 +38,8 @@ UNTESTED = (
     "Leave sensitivity_error_control on: with sensitivity_error_control=False no error test has seen the derivatives "
     "of forward analysis."
 )
-#: share of the functional below which gradients, and derivatives by single parameters, are compared on its scale
-MIN_GRADIENT_SHARE, MIN_DERIVATIVE_SHARE = 1e-3, 1e-2
+#: gradients, and derivatives by single parameters, below this share of the functional are compared on its scale
+MIN_GRADIENT_SHARE = 1e-3
 
 
 class SweepResult(NamedTuple):
@@ -49,6 +49,11 @@ class SweepResult(NamedTuple):
     gradient: Array
     statistics: dict[str, int]
     adjoint_at_events: Callable[[], list[tuple[Array, Array]]]
+
+    @property
+    def sizes(self) -> Array:
+        """Size of each component: what its states contribute, or its integral."""
+        return np.maximum(self.sweep.sizes, np.abs(self.sweep.trajectory.integrals[list(self.sweep.components)]))
 
 
 class TangentTrace(TangentState):
@@ -185,13 +190,14 @@ def direction(parameters: Array, which: int = 0) -> Array:
 def balanced(swept: SweepResult, parameters: Array, which: int = 0) -> Array:
     """Return a direction in which the parameters, of which a sweep has the derivatives, contribute alike to dG . v.
 
-    Contributions have one sign: in a direction in which they cancel, their errors may do so, too.
+    Contributions have one sign: in a direction in which they cancel, their errors may do so, too. What is not finite is
+    refused by who asked for the gradient.
     """
     v = direction(parameters, which)
-    changes = swept.gradient * np.where(parameters != 0, np.abs(parameters), 1.0) / swept.sweep.sizes[:, None]
-    changes[~np.isfinite(changes)] = 0.0  # refused by who asked for the gradient
+    changes = swept.gradient * np.where(parameters != 0, np.abs(parameters), 1.0) / swept.sizes[:, None]
+    changes[~np.isfinite(changes)] = 0.0
     largest = changes[np.abs(changes).argmax(axis=0), np.arange(v.size)]
-    share = np.maximum(np.abs(largest), MIN_DERIVATIVE_SHARE)
+    share = np.where(np.abs(largest) >= MIN_GRADIENT_SHARE, np.abs(largest), 1.0)
     v = np.where(largest != 0, np.copysign(v, largest), v)
     return np.asarray(v * (share.min(initial=np.inf) / share))
 
@@ -222,10 +228,11 @@ def compare(
             gained = gained + sum(earlier, np.zeros_like(gained))
             values.append(lam @ dw + gained[chosen] + share @ v if same else np.full(len(chosen), np.nan))
             times.append(t)
-    scale = np.maximum(np.abs(swept.gradient) @ np.abs(v), MIN_GRADIENT_SHARE * swept.sweep.sizes)
+    scale = np.maximum(np.abs(swept.gradient) @ np.abs(v), MIN_GRADIENT_SHARE * swept.sizes)
     defect = float((np.abs(forward - adjoint) / scale).max())
     if gradient is not None:
-        size = np.maximum(np.abs(swept.gradient * v), MIN_DERIVATIVE_SHARE * swept.sweep.sizes[:, None])
+        size, whole = np.abs(swept.gradient * v), swept.sizes[:, None]
+        size = np.where(size >= MIN_GRADIENT_SHARE * whole, size, whole)
         defect = float((np.abs((gradient[chosen] - swept.gradient) * v) / size).max(initial=defect))
     return Duality(
         functional=functional,

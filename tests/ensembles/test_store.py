@@ -25,7 +25,7 @@ import zarr
 
 import dae_hybrid as dh
 from dae_hybrid.ensembles import chunk_table, identity, scheduling
-from dae_hybrid.ensembles.chunk_table import DONE, RUNNING, ChunkTable
+from dae_hybrid.ensembles.chunk_table import DONE, RUNNING, SUSPECT, WAITING, ChunkTable
 from dae_hybrid.ensembles.failures import FailedRun, report_of
 from dae_hybrid.ensembles.result import ARRAYS, TABLE
 from dae_hybrid.ensembles.results_store import ZarrArrays
@@ -293,6 +293,7 @@ def test_runs_whose_files_are_lost_are_carried_out_again(system: dh.HybridSystem
 def test_runs_to_be_repeated_are_neither_done_nor_failed(system: dh.HybridSystem, whole: Path, tmp_path: Path) -> None:
     path = shutil.copytree(whole, tmp_path / "store")
     table = ChunkTable(path / TABLE)
+    assert table.counts() == {WAITING: 0, RUNNING: 0, SUSPECT: 0, DONE: client.COUNT}
     report = report_of(dh.WorkerLostError("killed"))
     with table._transaction() as db:
         table._store(db, [FailedRun(0, report)])

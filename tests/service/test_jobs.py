@@ -21,9 +21,9 @@ from pydantic import ValidationError
 from service import SLOW, computing, decay, jobs_in_threads, times_of_results
 
 import dae_hybrid as dh
-from dae_hybrid.errors import LimitError, OverloadError
+from dae_hybrid.errors import LimitError, OverloadError, ParameterError
 from dae_hybrid.service import job_results, job_routes
-from dae_hybrid.service.job_calls import _check_size
+from dae_hybrid.service.job_calls import _check_size, _rectangular
 from dae_hybrid.service.job_requests import body_class
 from dae_hybrid.service.job_results import result_parts
 from dae_hybrid.service.job_store import JobFolder
@@ -440,6 +440,12 @@ def test_a_wrong_entry_of_a_fit_is_named(small: Jobs, change: dict[str, Any], pa
     assert not small.jobs
 
 
+@pytest.mark.parametrize(("values", "words"), [([[1.0, 2.0], [3.0]], "the same number"), ([], "no values")])
+def test_why_values_of_a_parameter_are_refused(values: Any, words: str) -> None:
+    with pytest.raises(ParameterError, match=words):
+        _rectangular("k", values)
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     with engine(tmp_path_factory.mktemp("store"), max_runs=100, max_values=2000) as jobs:
@@ -534,7 +540,13 @@ def test_progress_is_told_at_most_four_times_per_second(
             for _ in range(100):
                 now += 0.01
                 waiting.tell(done=1, failed=0, total=2)
-        assert 2 <= waiting.folder.n_events - before <= 5
+            told = waiting.folder.n_events - before
+            now += 86400.0  # a job of a day is told of every few minutes
+            for _ in range(100):
+                now += 1.0
+                waiting.tell(done=1, failed=0, total=2)
+        assert 2 <= told <= 5
+        assert waiting.folder.n_events - before == told + 1
         assert waiting.facts()["done"] == 1
         for job in list(jobs.jobs.values()):
             jobs.cancel(job)

@@ -194,14 +194,14 @@ static int enter(event_loop *m, const mode_tables *from, const mode_tables *to, 
     if (fabs(h[j]) <= width) {
       const int moving = fabs(rate[j]) * duration(m, t) > width;
       if (!moving && (to->links[j].jumps || !to->links[j].waits)) return 0;
-      if (!moving && !own) {
-        const int leaves = may_leave(m, to->run->model, &to->links[j], t, e->x_after, e->memory_after);
-        if (from == to) memcpy(to->run->model->memory, e->memory, (size_t)m->n_memory * sizeof(double));
-        to->run->model->held_valid = 0;
-        if (leaves) return 0;
-      }
       band[j] = width;
       leaving_sign[j] = moving ? sign_of(rate[j]) : 0;
+      if (!moving && !own) {
+        const int fires = may_fire(m, to, to->run->model, &to->links[j], t, e->x_after, e->memory_after, band + j, leaving_sign + j);
+        if (from == to) memcpy(to->run->model->memory, e->memory, (size_t)m->n_memory * sizeof(double));
+        to->run->model->held_valid = 0;
+        if (fires) return 0;
+      }
       if (moving && towards > 0 && (!own || to->links[j].toggles)) return 0;
       if (moving && !own && i >= 0 && to->links[j].direction == 0) return 0;
       const int kept = own && moving && from->links[m->exit].keeps; /* a neighbouring run finds it at zero, too */
@@ -333,18 +333,10 @@ static int lands(const event_loop *m, const mode_tables *to, const event *e, con
 static int came_from_zero(const event_loop *m, const mode_tables *from, const link *l) {
   const run *r = from->run;
   context *c = r->model;
-  const double begun = fabs(r->history[c->n_guards + l->index]), *x = c->api->array(r->x);
-  double *moved = m->rest, *found = m->rest + REST_STATES * c->n, reach = 0;
+  const double begun = fabs(r->history[c->n_guards + l->index]);
+  double change;
   if (begun > CLOSE_TO_ZERO * m->ranges[l->transition]) return 0;
-  for (int side = 0; side < 2; side++) {
-    for (integer i = 0; i < c->n; i++) {
-      const double angle = 1.0 + 2.4 * (double)i, allowed = from->absolute[i] + m->rtol * fabs(x[i]);
-      moved[i] = x[i] + allowed * (side ? sin(angle) : cos(angle));
-    }
-    if (guards_and_rates(c, r->t, moved, found)) return 1;
-    reach = hypot(reach, found[l->index] - r->guard_values[l->index]);
-  }
-  return begun <= KNOWN * reach;
+  return change_by_tolerances(m, from, c, r->t, c->api->array(r->x), l->index, &change) || begun <= KNOWN * change;
 }
 
 /* Whether a located guard crosses in its direction, and events do not accumulate. */

@@ -86,18 +86,38 @@ static int depart(event_loop *m, const mode_tables *to, double t, const event *e
   return 0;
 }
 
-/* Whether a guard that is zero, as is its rate, may leave zero: see `leaving_signs`; a change by rounding counts, which the
- * automaton looks at. The context's memory becomes that of the point. */
-static int may_leave(event_loop *m, context *c, const link *l, double t, const double *from, const double *memory) {
+/* Finds the change of a guard by the tolerances of the state: see `_by_tolerances`; returns whether that failed. */
+static int change_by_tolerances(const event_loop *m, const mode_tables *at, context *c, double t, const double *x,
+                                integer guard, double *change) {
+  double *moved = m->rest, *found = m->rest + REST_STATES * c->n;
+  if (guards_and_rates(c, t, x, found)) return 1;
+  const double here = found[guard];
+  *change = 0;
+  for (int side = 0; side < 2; side++) {
+    for (integer i = 0; i < c->n; i++) {
+      const double angle = 1.0 + 2.4 * (double)i, allowed = at->absolute[i] + m->rtol * fabs(x[i]);
+      moved[i] = x[i] + allowed * (side ? sin(angle) : cos(angle));
+    }
+    if (guards_and_rates(c, t, moved, found)) return 1;
+    *change = hypot(*change, found[guard] - here);
+  }
+  return 0;
+}
+
+/* Finds the side of zero to which a guard leaves that is zero, as is its rate, 0 if it stays, and a band that it leaves: see
+ * `leaving_signs`. Returns whether it may fire, or is not on one side at all the times of that; then the automaton looks. The
+ * context's memory becomes that of the point. */
+static int may_fire(event_loop *m, const mode_tables *to, context *c, const link *l, double t, const double *from,
+                    const double *memory, double *band, double *side) {
   const integer n = c->n;
   double *x = m->rest, *moved = x + n, *completed = moved + n, *correction = completed + n, *rate = correction + n, *sum = rate + n;
-  double *guards = m->rest + REST_STATES * n, share = FIRST_LOOK;
+  double *guards = m->rest + REST_STATES * n, share = FIRST_LOOK, change;
   const double begin = t;
-  memcpy(x, from, (size_t)n * sizeof(double));
+  *side = 0;
   memcpy(c->memory, memory, (size_t)m->n_memory * sizeof(double));
   c->held_valid = 0;
-  if (guards_and_rates(c, t, x, guards)) return 1;
-  const double here = guards[l->index];
+  if (change_by_tolerances(m, to, c, t, from, l->index, &change)) return 1;
+  memcpy(x, from, (size_t)n * sizeof(double));
   for (int look = 0; look < LOOKS_AHEAD; look++, share *= LOOK_RATIO) {
     const double h = begin + share * (m->t1 - m->t0) - t, weights[4] = {0, 0.5, 0.5, 1}, shares[4] = {1, 2, 2, 1};
     memset(sum, 0, (size_t)n * sizeof(double));
@@ -110,8 +130,12 @@ static int may_leave(event_loop *m, context *c, const link *l, double t, const d
     for (integer i = 0; i < n; i++) x[i] += h * sum[i];
     t += h;
     if (guards_and_rates(c, t, x, guards)) return 1;
-    if (guards[l->index] != here) return 1;
+    const double now = sign_of(guards[l->index]);
+    if (look && now != *side) return 1;
+    if (now != 0 && (double)l->direction * now >= 0) return 1;
+    *side = now;
   }
+  if (*side != 0) *band = fmax(*band, REST_LEFT * change);
   return 0;
 }
 
