@@ -57,6 +57,7 @@ def test_parameters_that_move_the_load_are_refused(way):
     assert dh.adjoint_gradient(system, (0, 2), "G", wrt="d", **call).gradient < 0
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_load_that_is_moved_later_reverses_as_it_should(sign, way):
