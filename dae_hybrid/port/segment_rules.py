@@ -94,7 +94,7 @@ def is_pole(task: SegmentTask, t: float, x: Array, xdot: Array, crossing: tuple[
 def zero_at_the_end(
     task: SegmentTask, t: float, x: Array, p: Array, options: Options, band: Array
 ) -> tuple[float, Array, Array, tuple[int, float, float]] | None:
-    """Return the zero of a guard next to the last point, to tolerance or in time: time, x, x' and the crossing.
+    """Return the zero of a guard, to tolerance, next to the last point: time, x, x' and the crossing.
 
     If the equations are not finite beyond the zero of a guard, such as the outflow sqrt(h) of a tank whose mode is left
     at h = 0, an integrator approaches the zero without reaching it. If the rate is not finite or has no limit there, as
@@ -113,8 +113,7 @@ def zero_at_the_end(
         if band[i] or e.directions[i] * values[i] > 0 or not values[i] * rates[i] < 0:
             continue
         dt = -float(values[i] / rates[i])
-        is_near = is_unresolved(t, t + dt) or np.all(np.abs(dt * xdot) <= allowed)
-        if is_near and (found is None or dt < found[0]):
+        if np.all(np.abs(dt * xdot) <= allowed) and (found is None or dt < found[0]):
             found = dt, i
     if found is None:
         return None
@@ -134,10 +133,10 @@ def has_limit(before: tuple[Array, float], at_zero: tuple[Array, float], rtol: f
     """Whether the rates, of the state and of a guard, at its zero are a limit of those before.
 
     They agree to the square root of rtol, so that derivatives of one point can be used at the other, or (`vanishes`)
-    that of the guard is as small as that.
+    that of the guard becomes smaller.
     """
     (xdot, rate), (other, moving) = before, at_zero
-    shrinks = vanishes and 0 <= moving * math.copysign(1.0, rate) <= math.sqrt(rtol) * abs(rate)
+    shrinks = vanishes and 0 <= moving * math.copysign(1.0, rate) < abs(rate)
     return shrinks or bool(np.linalg.norm(other - xdot) <= math.sqrt(rtol) * np.linalg.norm(xdot))
 
 

@@ -101,6 +101,24 @@ def test_a_tank_that_empties_by_itself_touches_zero(adapter: str, method: str, n
             analysis(system, (0, 3), **options)
 
 
+@pytest.mark.parametrize("method", ["bdf", "adams", "erk"])
+def test_an_adjoint_does_not_begin_where_its_coefficients_are_infinite(method: str) -> None:
+    """h' = -a h^0.1: T = h0^0.9 / (0.9 a). The rate vanishes where h does, and its derivative is infinite there."""
+    m = dh.HybridModel("empties")
+    a, h0, h = m.parameter("a", 0.345), m.parameter("h0", 1.458), m.differential("h")
+    full = m.mode("full", ode={h: -a * h**0.1})
+    m.transition(full, None, guard=h, direction="falling", name="empty")
+    m.initial(full, {h: h0})
+    m.functional("T", terminal=m.time)
+    system, options = m.build(), {"rtol": 1e-8, "atol": 1e-10, "method": method}
+    fsa = dh.forward_sensitivity(system, (0, 9), **options)
+    end = 1.458**0.9 / (0.9 * 0.345)
+    assert fsa.functionals["T"] == pytest.approx(end, rel=1e-6)
+    np.testing.assert_allclose(fsa.gradient["T"], [-end / 0.345, 0.9 * end / 1.458], rtol=1e-4)
+    with pytest.raises(dh.EventError, match="coefficients are infinite"):
+        dh.adjoint_gradient(system, (0, 9), **options)
+
+
 @pytest.mark.parametrize(("rest", "rtol", "is_refused"), [(1e-4, 1e-4, True), (1e-2, 1e-7, False)])
 def test_a_guard_is_not_looked_at_where_the_model_is_undefined(rest: float, rtol: float, is_refused: bool) -> None:
     """Two tanks level out, a - b = (1 - k t)^2; the event is just before, and the root is not real soon after."""
