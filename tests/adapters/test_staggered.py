@@ -58,7 +58,7 @@ CASES = [
     ("band", 60, 3, True),
     ("sparse", 60, 5, False),
     ("sparse", 60, 1, True),
-    ("dense", 36, 1, False),
+    ("dense", 36, 1, False),  # iterated with; as the last row it is taken with tested=False
 ]
 
 
