@@ -24,7 +24,7 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     resting_guards: (
         ("DEPARTURE_FACTOR", "REST_LEFT"), ("SECOND_DERIVATIVE_STEP", "REST_MOMENT"),
         ("THIRD_DERIVATIVE_STEP", "REST_WHILE"), "TERMS_STEP", "RATE_ROUNDINGS",
-        "FIRST_LOOK", "LOOK_RATIO", ("LOOKS", "LOOKS_AHEAD"),
+        "FIRST_LOOK", "LOOK_RATIO", ("LOOKS", "LOOKS_AHEAD"), "TRUNCATION",
     ),
     replay: ("DENSE_COLUMNS",),
     event_accuracy: (

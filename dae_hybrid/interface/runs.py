@@ -30,7 +30,7 @@ from dae_hybrid.port.native_plan import UNBOUNDED, Alarms, BoundaryFunctions, Kn
 from dae_hybrid.port.segment_rules import is_unresolved
 from dae_hybrid.sensitivity import adjoint as adjoint_analysis
 from dae_hybrid.sensitivity.algorithm1 import serban_recuero
-from dae_hybrid.sensitivity.duality import SweepResult, TangentTrace, direction
+from dae_hybrid.sensitivity.duality import SweepResult, TangentTrace, balanced
 from dae_hybrid.sensitivity.event_sides import side_values
 from dae_hybrid.sensitivity.forward import TangentState
 from dae_hybrid.simulation.automaton import Automaton
@@ -383,9 +383,11 @@ class RunBuilder:
         return TangentTrace(self.system, self.p, columns, self.span[0], conditions, combination)
 
     def tangent_for_check(
-        self, run: Trajectory, indices: tuple[int, ...], conditions: Conditions
+        self, run: Trajectory, swept: SweepResult, indices: tuple[int, ...], conditions: Conditions
     ) -> tuple[TangentTrace, Array, Array]:
         """Return tangents along a run in one direction, the derivatives of the functionals, and the direction.
+
+        All parameters contribute alike to the derivative of what was swept in that direction.
 
         IDA may fail to follow a combination of sensitivities although it follows others, and take a thousand times as
         many steps (measured on a throw with an energy as algebraic variable): another direction is then tried.
@@ -393,7 +395,7 @@ class RunBuilder:
         patience = min(self.options.max_steps, 1000 + MAX_CHECK_STEP_RATIO * run.statistics["steps"])
         for which in range(CHECK_DIRECTIONS):
             last = which == CHECK_DIRECTIONS - 1
-            v = direction(self.p[list(indices)], which)
+            v = balanced(swept, self.p[list(indices)], which)
             trace = self.tangent_trace(self.columns(indices) @ v[:, None], np.ones(1), conditions)
             try:
                 along = self.run(trace, max_steps=self.options.max_steps if last else patience)
