@@ -121,7 +121,7 @@ def test_a_zero_that_time_does_not_resolve_is_refused() -> None:
     m.transition(m.mode("full", ode={h: -a * h**-3}), None, guard=h, direction="falling", name="empty")
     m.initial("full", {h: 1.458})
     m.functional("T", terminal=m.time)
-    system = m.build(native=False)
+    system = m.build()
     for analysis in (dh.simulate, dh.forward_sensitivity, dh.adjoint_gradient):
         with pytest.raises(dh.StepSizeError):
             analysis(system, (0, 9), rtol=1e-9, atol=1e-11)
