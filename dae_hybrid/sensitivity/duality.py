@@ -38,7 +38,8 @@ UNTESTED = (
     "Leave sensitivity_error_control on: with sensitivity_error_control=False no error test has seen the derivatives "
     "of forward analysis."
 )
-#: gradients, and derivatives by single parameters, below this share of the functional are compared on its scale
+#: gradients below this share of the functional, and contributions of single parameters below this share of it or of the
+#: largest, are compared on that scale
 MIN_GRADIENT_SHARE = 1e-3
 
 
@@ -194,12 +195,19 @@ def balanced(swept: SweepResult, parameters: Array, which: int = 0) -> Array:
     refused by who asked for the gradient.
     """
     v = direction(parameters, which)
-    changes = swept.gradient * np.where(parameters != 0, np.abs(parameters), 1.0) / swept.sizes[:, None]
+    changes = swept.gradient * np.where(parameters != 0, np.abs(parameters), 1.0)
+    changes = changes / _scale(swept, changes)
     changes[~np.isfinite(changes)] = 0.0
     largest = changes[np.abs(changes).argmax(axis=0), np.arange(v.size)]
     share = np.where(np.abs(largest) >= MIN_GRADIENT_SHARE, np.abs(largest), 1.0)
     v = np.where(largest != 0, np.copysign(v, largest), v)
     return np.asarray(v * (share.min(initial=np.inf) / share))
+
+
+def _scale(swept: SweepResult, changes: Array) -> Array:
+    """Return the scale of the contributions of single parameters to each component, shape (k, 1)."""
+    scale = np.maximum(swept.sizes, np.abs(changes).max(axis=1, initial=0.0))[:, None]
+    return np.where(scale > 0, scale, 1.0)
 
 
 def compare(
@@ -231,7 +239,7 @@ def compare(
     scale = np.maximum(np.abs(swept.gradient) @ np.abs(v), MIN_GRADIENT_SHARE * swept.sizes)
     defect = float((np.abs(forward - adjoint) / scale).max())
     if gradient is not None:
-        size, whole = np.abs(swept.gradient * v), swept.sizes[:, None]
+        size, whole = np.abs(swept.gradient * v), _scale(swept, swept.gradient * v)
         size = np.where(size >= MIN_GRADIENT_SHARE * whole, size, whole)
         defect = float((np.abs((gradient[chosen] - swept.gradient) * v) / size).max(initial=defect))
     return Duality(
