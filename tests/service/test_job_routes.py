@@ -195,7 +195,7 @@ def test_listeners_cost_no_threads_and_leave_nothing(
     for own in (*streams, *clients):
         own.__exit__(None, None, None)
     until(lambda: process.num_fds() <= files + 4)
-    assert not service.service.jobs.jobs[job["id"]]._listeners
+    until(lambda: not service.service.jobs.jobs[job["id"]]._listeners)
     begin = time.monotonic()
     answer = client.delete(job["href"])
     assert time.monotonic() - begin < 2.5
