@@ -35,7 +35,9 @@ class SciPyIntegrator(SteppedIntegrator):
 
     name = "scipy"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        methods=(AUTO, *(Method(name=name, implicit=kind in IMPLICIT) for name, kind in METHODS.items())), dense=True
+        methods=(AUTO, *(Method(name=name, implicit=kind in IMPLICIT) for name, kind in METHODS.items())),
+        dense=True,
+        exact_times=True,
     )
     nonstiff, stiff = "dop853", "radau"
 

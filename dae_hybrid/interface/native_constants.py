@@ -56,6 +56,7 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     segment_rules: (
         ("MIN_INTERVAL_ROUNDINGS", "SHORTEST"), ("NEWTON_TOLERANCE", "CONVERGED"),
         ("MAX_NEWTON_ITERATIONS", "SOLVES"), ("MAX_STEP_RATIO", "LONGER"), "SAME_INSTANT", "DIGITS_LOST",
+        "LOST_SHARE",
     ),
     step_polynomial: (("COEFFICIENTS", "NODES"),),
     stiffness: (

@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dae_hybrid.conditions.certify import attach_trajectory
 from dae_hybrid.conditions.resolution import MIN_STEP_LIMIT, RETRIES, ROUGH_RESOLUTION, STEP_LIMIT_FACTOR, finer
 from dae_hybrid.errors import (
     DaeHybridError,
@@ -24,10 +25,10 @@ from dae_hybrid.interface.peaks import noted, with_values
 from dae_hybrid.interface.registry import Analysis, check_capabilities, find_integrator, for_call, registered
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Keep, Options, check_keep, check_time_span, check_times
-from dae_hybrid.port.failure_messages import MIN_PROGRESS_SHARE
+from dae_hybrid.port.failure_messages import MIN_PROGRESS_SHARE, coarse_times
 from dae_hybrid.port.integrator import Integrator, RunsWhole, Session
 from dae_hybrid.port.native_plan import UNBOUNDED, Alarms, BoundaryFunctions, Knots, RunRequest
-from dae_hybrid.port.segment_rules import is_unresolved
+from dae_hybrid.port.segment_rules import are_coarse, is_unresolved
 from dae_hybrid.sensitivity import adjoint as adjoint_analysis
 from dae_hybrid.sensitivity.algorithm1 import serban_recuero
 from dae_hybrid.sensitivity.duality import SweepResult, TangentTrace, balanced
@@ -261,6 +262,10 @@ class RunBuilder:
         finally:
             session.close()
 
+        begin, (end, mode, *_), steps = self.span[0], found.final, found.statistics["steps"]
+        if not self.integrator.capabilities.exact_times and are_coarse(begin, end, steps, options.rtol):
+            with attach_trajectory(found):
+                raise coarse_times((end - begin) / steps, mode=self.system.modes[mode].name, time=begin)
         if self.system.decision is not None:
             found = self._with_peaks(found, self.system.decision)
         if self.keep != "all":
