@@ -127,6 +127,21 @@ def test_a_zero_that_time_does_not_resolve_is_refused() -> None:
             analysis(system, (0, 9), rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("method", ["bdf", "adams"])
+def test_the_root_of_a_clip_is_met_where_it_leaves_zero(method: str) -> None:
+    """x leaves zero at 0.5, and is put back before a step has ended: the condition holds for 0.05 and 0.45."""
+    m = dh.HybridModel("root of a clip")
+    c, x, y = m.parameter("c", 0.0), m.differential("x"), m.differential("y")
+    run = m.mode("run", ode={x: 1.0, y: ca.if_else(2 * ca.sqrt(ca.fmax(x - c, 0)) > 0, 1, 0)})
+    m.transition(run, run, at=0.55, reset={x: -1.0}, name="moves")
+    m.initial(run, {x: -0.5, y: 0.0})
+    m.functional("G", terminal=y)
+    system = m.build()
+    assert dh.simulate(system, (0, 2), method=method, rtol=1e-9).functionals["G"] == pytest.approx(0.5, abs=1e-8)
+    with pytest.raises((dh.EventError, dh.NonFiniteError)):  # the slope of the root is infinite
+        dh.adjoint_gradient(system, (0, 2), method=method, rtol=1e-9)
+
+
 @pytest.mark.parametrize("clip", [lambda x: ca.fmax(x, 0), lambda x: ca.sqrt(ca.fmax(x, 0))], ids=["clip", "root"])
 def test_a_condition_fires_once_where_a_branch_changes_with_it(clip: Any) -> None:
     """x reaches zero, is put onto it from then on, and the branch of its clip is corrected at the same instant."""
