@@ -428,11 +428,12 @@ def _inconsistent(
     variables: Sequence[str],
     time: float,
 ) -> ConsistencyError:
-    off = np.abs(residual) > RESIDUAL_ROUNDINGS * EPS * size
-    named = [f"{name} ({r:.3g})" for name, r, bad in zip(equations, residual, off, strict=False) if bad]
-    text = f"Newton's method stops at residual {residual}"
-    if named:
-        text += f"; not satisfied: {', '.join(named)}"
+    off = ~(np.abs(residual) <= RESIDUAL_ROUNDINGS * EPS * size)
+    named = ", ".join(f"{name} ({r:.3g})" for name, r, bad in zip(equations, residual, off, strict=False) if bad)
+    if not np.all(np.isfinite(residual)):
+        text = f"the equations are not finite at a point of Newton's method: {named or residual}"
+    else:
+        text = f"Newton's method stops at residual {residual}" + (f"; not satisfied: {named}" if named else "")
     return ConsistencyError(
         f"No consistent values of {', '.join(variables) or 'anything'} found: {reason or text}.",
         mode=mode,
