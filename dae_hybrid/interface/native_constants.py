@@ -26,7 +26,7 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
         ("THIRD_DERIVATIVE_STEP", "REST_WHILE"), "TERMS_STEP", "RATE_ROUNDINGS",
         "FIRST_LOOK", "LOOK_RATIO", ("LOOKS", "LOOKS_AHEAD"), "TRUNCATION",
     ),
-    replay: ("DENSE_COLUMNS",),
+    replay: ("DENSE_COLUMNS", "PATH_ROUNDINGS"),
     event_accuracy: (
         ("INACCURATE_TIME_FACTOR", "AMPLIFIED"), ("MIN_RANGE_SHARE", "UNSEEN"), ("EVENTS_CHECKED", "LOOKED_AT"),
     ),
