@@ -179,8 +179,9 @@ class Discontinuities:
 
     def hidden(self, node: Node) -> ca.MX:
         """Return a symbol that moves, with which a node can be replaced until the expressions are `restored`."""
-        symbol = ca.MX.sym("clip", node.node.sparsity())
-        self._marks.append((symbol, node.node))
+        clip: Any = node.node
+        symbol = ca.MX.sym("clip", clip.sparsity())
+        self._marks.append((symbol, clip))
         self._moving.add(symbol.__hash__())
         return symbol
 
