@@ -23,12 +23,12 @@ from dae_hybrid.errors import (
 )
 from dae_hybrid.interface.peaks import noted, with_values
 from dae_hybrid.interface.registry import Analysis, check_capabilities, find_integrator, for_call, registered
-from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.options import Keep, Options, check_keep, check_time_span, check_times
 from dae_hybrid.port.failure_messages import MIN_PROGRESS_SHARE, coarse_times
 from dae_hybrid.port.integrator import Integrator, RunsWhole, Session
 from dae_hybrid.port.native_plan import UNBOUNDED, Alarms, BoundaryFunctions, Knots, RunRequest
-from dae_hybrid.port.segment_rules import are_coarse, is_unresolved
+from dae_hybrid.port.segment_rules import LOST_SHARE, are_coarse, is_unresolved, kernel
 from dae_hybrid.sensitivity import adjoint as adjoint_analysis
 from dae_hybrid.sensitivity.algorithm1 import serban_recuero
 from dae_hybrid.sensitivity.duality import SweepResult, TangentTrace, balanced
@@ -262,16 +262,26 @@ class RunBuilder:
         finally:
             session.close()
 
-        begin, (end, mode, *_), steps = self.span[0], found.final, found.statistics["steps"]
-        if not self.integrator.capabilities.exact_times and are_coarse(begin, end, steps, options.rtol):
+        if not self.integrator.capabilities.exact_times:
             with attach_trajectory(found):
-                raise coarse_times((end - begin) / steps, mode=self.system.modes[mode].name, time=begin)
+                self._refuse_coarse_times(found, options)
         if self.system.decision is not None:
             found = self._with_peaks(found, self.system.decision)
         if self.keep != "all":
             return found
         blank = None if directions is None else directions.fresh_copy()
         return replace(found, rerun=partial(self._rerun, blank, max_steps, scales))
+
+    def _refuse_coarse_times(self, run: Trajectory, options: Options) -> None:
+        """Raise `StepSizeError` if rounding of the time is an error of the steps, and of the state at the end."""
+        begin, (end, place, x, m), steps = self.span[0], run.final, run.statistics["steps"]
+        if not are_coarse(begin, end, steps, options.rtol):
+            return
+        mode = self.system.modes[place]
+        e, ny = mode.equations, mode.differential.size
+        rates = kernel(e, "complete")(end, x[: e.n], m, self.p)[1][:ny]
+        if np.any(np.abs(rates) * EPS * abs(begin) > LOST_SHARE * options.allowed(mode.differential, x[:ny])):
+            raise coarse_times((end - begin) / steps, mode=mode.name, time=begin)
 
     def _with_peaks(self, run: Trajectory, decision: Decision) -> Trajectory:
         """Return the run of a system with decided peaks, with the values of those that are not measurements."""

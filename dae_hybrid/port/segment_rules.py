@@ -26,8 +26,8 @@ MIN_INTERVAL_ROUNDINGS = 8
 #: t = 1e10 on is 10 % wrong over 500 rounding errors, 1e-4 over 3,000)
 UNRESOLVED = 1000
 #: an integrator that adds its steps up loses what is below the resolution of time; it may be this multiple of rtol, as
-#: a share of a step (measured on oscillations from 1e6 and 1.7e9 on: up to 10 the error is that of the steps, at 300 it
-#: is 15 times as large)
+#: a share of a step, or what the state changes in that time this number of tolerances (measured on oscillations from
+#: 1e6 and 1.7e9 on: up to 10 the error is that of the steps, at 300 it is 15 times as large)
 LOST_SHARE = 10.0
 #: Newton's iteration: correction at convergence, relative to the size of the terms, and most iterations
 NEWTON_TOLERANCE, MAX_NEWTON_ITERATIONS = 1e-11, 10
