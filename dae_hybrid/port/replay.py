@@ -14,8 +14,8 @@ from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.port.integrator import OpenSession, SegmentTask
 from dae_hybrid.port.segment_rules import same_instant
 
-#: values within this many roundings of their terms, and of the time, are zero: a state that leaves zero must not be
-#: below it, where its powers and roots are not defined
+#: values below zero by no more than this many roundings of their terms, and of the time, are zero: a state that leaves
+#: zero must not be below it, where its powers and roots are not defined
 PATH_ROUNDINGS = 4.0
 
 
@@ -41,7 +41,7 @@ class Interpolant:
             terms = terms * np.abs(offset)[:, None] + np.abs(derivatives[:, k]) / factorial(k)
         if derivatives.shape[1] > 1:
             terms += np.abs(t[:, None] * derivatives[:, 1])
-        return np.where(np.abs(values) <= PATH_ROUNDINGS * EPS * terms, 0.0, values)
+        return np.where((values < 0) & (-values <= PATH_ROUNDINGS * EPS * terms), 0.0, values)
 
 
 def shortened(rows: Array, n: int, end: float) -> Array:

@@ -181,7 +181,7 @@ def _adjoint(e: Equations, components: tuple[int, ...], wrt: tuple[int, ...], pi
     sizes = ca.fabs(coefficients)
     slopes = column[1] * sizes @ ca.DM(range(COEFFICIENTS))
     rounding = EPS * (COEFFICIENT_ROUNDINGS * ca.sum2(sizes) + PATH_ROUNDINGS * ca.fabs(t) * slopes)
-    guess = guess * (ca.fabs(guess) > rounding)  # see `PATH_ROUNDINGS`
+    guess = guess * ca.logic_or(guess > 0, guess < -rounding)  # see `PATH_ROUNDINGS`
     x = guess
     if n > ny or e.constrained:
         x = e.functions["complete"].function(t, guess, m, p)[0]
