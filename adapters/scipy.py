@@ -35,7 +35,9 @@ class SciPyIntegrator(SteppedIntegrator):
 
     name = "scipy"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        methods=(AUTO, *(Method(name=name, implicit=kind in IMPLICIT) for name, kind in METHODS.items())), dense=True
+        methods=(AUTO, *(Method(name=name, implicit=kind in IMPLICIT) for name, kind in METHODS.items())),
+        dense=True,
+        exact_times=True,
     )
     nonstiff, stiff = "dop853", "radau"
 
@@ -77,8 +79,13 @@ class _OdeSolverStepper:
 
     def step(self) -> None:
         """See `Stepper.step`."""
-        with np.errstate(all="ignore"):  # non-finite values are checked afterwards
-            message = self._solver.step()
+        try:
+            with np.errstate(all="ignore"):  # non-finite values are checked afterwards
+                message = self._solver.step()
+        except ValueError as error:  # of the factorisation of a matrix that is not finite
+            raise StepSizeError(
+                f"A step failed ({error}).", mode=self._name, time=self.t, remedy=SHORT_STEPS
+            ) from error
         if self._solver.status == "failed":
             raise StepSizeError(
                 f"The step size became too small ({message})",

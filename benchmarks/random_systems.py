@@ -2,10 +2,13 @@
 
 Every system is declared from its seed, simulated and differentiated forwards, backwards and by finite differences, in
 a process of its own: one that crashes or hangs is counted too. ``--closed-forms`` takes systems with known solutions
-(tests/support/closed_forms.py), ``--relations`` systems with relations and ties (tests/support/random_relations.py);
-both go through all adapters and methods. ``--events`` takes systems with conditions, clocks, queues and tables of times
-(tests/support/random_events.py), ``--inputs`` systems with peaks, other starts, lookup tables and mass matrices
-(tests/support/random_inputs.py). ``--only SEED`` judges one system and prints all of it.
+(tests/support/closed_forms.py), ``--edges`` such systems with events at the edge of their conditions
+(tests/support/closed_forms_at_edges.py), ``--scales`` such systems in which numbers vanish, cancel or are large
+(tests/support/closed_forms_of_scale.py), ``--relations`` systems with relations and ties
+(tests/support/random_relations.py); all four go through all adapters and methods. ``--events`` takes systems with
+conditions, clocks, queues and tables of times (tests/support/random_events.py), ``--inputs`` systems with peaks, other
+starts, lookup tables and mass matrices (tests/support/random_inputs.py). ``--only SEED`` judges one system and prints
+all of it.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 from closed_forms import judge_closed_form
+from closed_forms_at_edges import judge_at_an_edge
+from closed_forms_of_scale import judge_of_scale
 from random_events import event_system
 from random_inputs import input_system
 from random_relations import judge_relations, relations_system
@@ -39,11 +44,18 @@ HANG = 120.0  # seconds; all the runs of one system take a few
 #: what the titles of reports add
 WITH = {
     "relations": " with relations",
+    "edges": " with events at the edge of their conditions",
+    "scales": " in which numbers vanish, cancel or are large",
     "events": " with conditions, clocks and queues",
     "inputs": " with peaks, other starts, tables and masses",
 }
 #: judges of seeds other than random systems of any formulation through one adapter
-FAMILIES = {"closed forms": judge_closed_form, "relations": judge_relations}
+FAMILIES = {
+    "closed forms": judge_closed_form,
+    "edges": judge_at_an_edge,
+    "scales": judge_of_scale,
+    "relations": judge_relations,
+}
 #: systems with further statements, through SUNDIALS
 KINDS = {"events": event_system, "inputs": input_system}
 
@@ -142,6 +154,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first system")
     parser.add_argument("--adapter", default="sundials")
     parser.add_argument("--closed-forms", dest="adapter", action="store_const", const="closed forms")
+    parser.add_argument("--edges", dest="adapter", action="store_const", const="edges")
+    parser.add_argument("--scales", dest="adapter", action="store_const", const="scales")
     parser.add_argument("--relations", dest="adapter", action="store_const", const="relations")
     parser.add_argument("--events", dest="adapter", action="store_const", const="events")
     parser.add_argument("--inputs", dest="adapter", action="store_const", const="inputs")

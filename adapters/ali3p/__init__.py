@@ -31,6 +31,7 @@ class Ali3pIntegrator:
         forward=True,
         adjoint=True,
         motion=True,
+        exact_times=True,
         fixed_steps=True,
     )
 

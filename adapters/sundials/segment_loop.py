@@ -262,6 +262,13 @@ class SegmentLoop:
         ended = self._zero_at_the_end() if status < 0 or status == driver.STALLED or lost else None
         if ended is None and (status == driver.PAUSED or status < 0 or self._starved is not None):
             raise self._starved or self._failure(status)
+        if ended is None and lost:
+            raise NonFiniteError(
+                "The state is NaN or infinite where a guard crosses zero.",
+                mode=e.name,
+                time=stepper.t,
+                remedy="Tighten rtol and atol, or move the guard to where the equations are defined on both sides.",
+            )
         if status == driver.SINGULAR:
             raise singular(mode=e.name, time=stepper.t, variables=e.algebraic_labels)
         crossing = stepper.crossing if status in (driver.FOUND_ROOT, driver.LOST) else None
@@ -307,11 +314,12 @@ class SegmentLoop:
         for back in BACK:  # the zero may lie beyond the last finite values
             stepper.move_to(end - back * max(abs(end), end - task.t0))
             if stepper.stop() >= 0 and np.all(np.isfinite(stepper.completed[: 2 * e.n])):
-                break
-        else:
-            return None
-        x = memory.x_data[: e.n].copy()
-        return zero_at_the_end(task, stepper.t, x, p, self.session.options, memory.model.zero_band)
+                x = memory.x_data[: e.n].copy()
+                found = zero_at_the_end(task, stepper.t, x, p, self.session.options, memory.model.zero_band)
+                if found is not None:
+                    return found
+        stepper.move_to(end)
+        return None
 
     def _is_poisoned(self) -> bool:
         return self.memory.model.counters()["not_finite"] > self.memory.not_finite

@@ -6,6 +6,8 @@ import math
 
 import casadi as ca
 
+from dae_hybrid.numerics.matrices import blocks
+
 #: largest number of algebraic variables solved for symbolically when single equations do not determine them
 MAX_AFFINE_UNKNOWNS = 64
 #: largest size for which a determinant is written out
@@ -221,15 +223,6 @@ def _range(operation: int, of: list[tuple[float, float]]) -> tuple[float, float]
         ca.OP_EXP: (0.0, math.inf), ca.OP_FABS: (0.0, math.inf), ca.OP_SQRT: (0.0, math.inf),
         ca.OP_COSH: (1.0, math.inf), ca.OP_SIN: (-1.0, 1.0), ca.OP_COS: (-1.0, 1.0), ca.OP_TANH: (-1.0, 1.0),
     }.get(operation, (-math.inf, math.inf))  # fmt: skip
-
-
-def blocks(pattern: ca.Sparsity) -> list[tuple[list[int], list[int]]]:
-    """Return rows and columns of the block triangular form; each block depends only on those before it."""
-    count, row, column, row_block, column_block, _, _ = pattern.btf()
-    return [
-        (list(row[row_block[i] : row_block[i + 1]]), list(column[column_block[i] : column_block[i + 1]]))
-        for i in range(count)
-    ]
 
 
 def by_substitution(k: ca.SX, z: ca.SX) -> tuple[ca.SX, list[int], list[int]]:

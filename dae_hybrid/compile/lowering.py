@@ -16,6 +16,7 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.codegen.casadi_tools import dense, expanded, is_vectorised, kind_for
+from dae_hybrid.compile.powers import with_powers
 from dae_hybrid.errors import ModelError
 from dae_hybrid.layout import Layout
 from dae_hybrid.statement.declarations import Declaration, Mode
@@ -136,9 +137,9 @@ class ModeLowering:
             whats = [what for what, _ in expressions]
             self._check_symbols(list(zip(whats, values, strict=True)), inputs)
             raise
-        if not self.vectorised and (function := expanded(function)).is_a("SXFunction"):
+        if not self.vectorised and (function := expanded(with_powers(function))).is_a("SXFunction"):
             return function
-        function = without_marks(ca.Function(name, inputs, values))
+        function = with_powers(without_marks(ca.Function(name, inputs, values)))
         point = [ca.MX.sym(key, column.numel()) for key, column in zip("txmp", self._point, strict=True)]
         sizes = [[symbol.numel() for symbol in group] for group in self._groups]
         named = [piece for column, own in zip(point, sizes, strict=True) for piece in split(column, own)]

@@ -166,7 +166,7 @@ class _Lifting:
             direction = 1 if transition.direction < 0 else -1
             more = {"direction": direction, "becomes": True, "jumps": True, "zero_side": side}
         own: dict[str, None] = {}
-        (guard,) = self._lift(where, [guard], own, JUMPS | KINKS)
+        (guard,) = self._lift(where, [guard], own, JUMPS | KINKS, clips=found is not None)
         self.used_in(transition.source).update(own)
         symbols = {s.__hash__() for s in ca.symvar(ca.veccat(guard, *more.values()))}
         solved = {s.__hash__() for s in ca.symvar(self.solved)}
@@ -180,14 +180,23 @@ class _Lifting:
         return self.used.setdefault(mode.name, {})
 
     def _lift(
-        self, where: str, parts: Sequence[ca.MX], used: dict[str, None], ops: frozenset[int], *, sharp: bool = False
-    ) -> list[ca.MX]:
-        """Replace the relations of expressions by memory; with `sharp`, their kinks make other expressions jump."""
+        self, where: str, parts: Sequence[ca.MX], used: dict[str, None], ops: frozenset[int], *, sharp: bool = False,
+        clips: bool = False,
+    ) -> list[ca.MX]:  # fmt: skip
+        """Replace the relations of expressions by memory; with `sharp`, their kinks make other expressions jump.
+
+        Kinks that keep an argument in its domain are left, unless `clips`: what is compared may have its threshold
+        there. They are events then, but stay in the expression: a branch may leave the domain by rounding.
+        """
         if are_smooth(parts):
             return list(parts)
-        found = Discontinuities(where, parts, self.moving)
+        found = Discontinuities(where, parts, self.moving, clips=clips)
         while nodes := found.innermost(ops):
-            found.replace([(node, self._replacement(node, used, sharp=sharp)) for node in nodes])
+            kept = found.clips() if clips else set()
+            replaced = [(node, self._replacement(node, used, sharp=sharp)) for node in nodes]
+            found.replace(
+                [(node, found.hidden(node) if node.node.__hash__() in kept else new) for node, new in replaced]
+            )
         found.refuse_rest()
         self.spared.update(dict.fromkeys(found.spared))
         return found.expressions
@@ -209,7 +218,7 @@ class _Lifting:
             inner: dict[str, None] = {}
             changes = node.changes(symbol)
             stated, to, sides = zip(*changes, strict=True)
-            guards = self._lift(f"the relation {text}", stated, inner, KINKS)
+            guards = self._lift(f"the relation {text}", stated, inner, KINKS, clips=True)
             self.inner[key] = inner
             self.switches[key] = _Switch(
                 name, symbol, node.value, list(zip(guards, to, sides, stated, strict=True)),

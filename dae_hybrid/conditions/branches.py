@@ -248,11 +248,11 @@ class UndecidedBranch:
                 state = trajectory.start.derivatives @ directions.directions
             return bool(np.any(self.by_u[n : n + nm] @ state[ny:] + self.by_u[n + nm :] @ directions.directions))
         event, tau = trajectory.events[self.n_events], directions.event_times[self.n_events]
-        state = directions.sides[self.n_events][0].copy()
-        state[:ny] += np.outer(event.derivative_minus, tau)
+        state, later = directions.sides[self.n_events][0], np.outer(event.derivative_minus, tau)
         by_w = chain(self.mode, event.time, event.x_minus, event.memory_minus, directions.p)
-        by_u = np.concatenate((self.by_u[1:], self.by_u[:1]))  # by (x, m, p, t)
-        terms = (by_u @ by_w)[:, None] * np.vstack((state, directions.directions, tau))
+        by_u = np.concatenate((self.by_u[1:], self.by_u[:1])) @ by_w  # by (w, p, t)
+        changes = np.vstack((later, state, directions.directions, tau))  # those of the state cancel each other
+        terms = np.concatenate((by_u[:ny], by_u))[:, None] * changes
         return bool(np.any(np.abs(terms.sum(axis=0)) > CHANGE_RTOL * np.abs(terms).sum(axis=0)))
 
     def refuse(self, conditions: Conditions) -> None:

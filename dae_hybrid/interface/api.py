@@ -213,7 +213,7 @@ def forward_sensitivity(
             run = setup.run(for_adjoint=True)
             for name in system.functionals.names:
                 sweep_result = setup.adjoint(run, name, indices, conditions, at_events=True)
-                checked[name] = compare(name, sweep_result, directions, gradient @ v, v, allowed)
+                checked[name] = compare(name, sweep_result, directions, gradient @ v, v, allowed, gradient)
         parts = system.functionals
         growth = lost_digits(
             trajectory,
@@ -316,7 +316,7 @@ def adjoint_gradient(
         sweep_result = setup.adjoint(trajectory, name, indices, conditions, algorithm, at_events=allowed is not None)
         checked = {}
         if allowed is not None:
-            trace, total, v = setup.tangent_for_check(trajectory, indices, conditions)
+            trace, total, v = setup.tangent_for_check(trajectory, sweep_result, indices, conditions)
             checked[name] = compare(name, sweep_result, trace, total, v, allowed)
         growth = lost_digits(
             trajectory,

@@ -24,9 +24,9 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     resting_guards: (
         ("DEPARTURE_FACTOR", "REST_LEFT"), ("SECOND_DERIVATIVE_STEP", "REST_MOMENT"),
         ("THIRD_DERIVATIVE_STEP", "REST_WHILE"), "TERMS_STEP", "RATE_ROUNDINGS",
-        "FIRST_LOOK", "LOOK_RATIO", ("LOOKS", "LOOKS_AHEAD"),
+        "FIRST_LOOK", "LOOK_RATIO", ("LOOKS", "LOOKS_AHEAD"), "TRUNCATION",
     ),
-    replay: ("DENSE_COLUMNS",),
+    replay: ("DENSE_COLUMNS", "PATH_ROUNDINGS"),
     event_accuracy: (
         ("INACCURATE_TIME_FACTOR", "AMPLIFIED"), ("MIN_RANGE_SHARE", "UNSEEN"), ("EVENTS_CHECKED", "LOOKED_AT"),
     ),
@@ -56,6 +56,7 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     segment_rules: (
         ("MIN_INTERVAL_ROUNDINGS", "SHORTEST"), ("NEWTON_TOLERANCE", "CONVERGED"),
         ("MAX_NEWTON_ITERATIONS", "SOLVES"), ("MAX_STEP_RATIO", "LONGER"), "SAME_INSTANT", "DIGITS_LOST",
+        "LOST_SHARE",
     ),
     step_polynomial: (("COEFFICIENTS", "NODES"),),
     stiffness: (

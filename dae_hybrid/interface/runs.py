@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dae_hybrid.conditions.certify import attach_trajectory
 from dae_hybrid.conditions.resolution import MIN_STEP_LIMIT, RETRIES, ROUGH_RESOLUTION, STEP_LIMIT_FACTOR, finer
 from dae_hybrid.errors import (
     DaeHybridError,
@@ -22,15 +23,15 @@ from dae_hybrid.errors import (
 )
 from dae_hybrid.interface.peaks import noted, with_values
 from dae_hybrid.interface.registry import Analysis, check_capabilities, find_integrator, for_call, registered
-from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.options import Keep, Options, check_keep, check_time_span, check_times
-from dae_hybrid.port.failure_messages import MIN_PROGRESS_SHARE
+from dae_hybrid.port.failure_messages import MIN_PROGRESS_SHARE, coarse_times
 from dae_hybrid.port.integrator import Integrator, RunsWhole, Session
 from dae_hybrid.port.native_plan import UNBOUNDED, Alarms, BoundaryFunctions, Knots, RunRequest
-from dae_hybrid.port.segment_rules import is_unresolved
+from dae_hybrid.port.segment_rules import LOST_SHARE, are_coarse, is_unresolved, kernel
 from dae_hybrid.sensitivity import adjoint as adjoint_analysis
 from dae_hybrid.sensitivity.algorithm1 import serban_recuero
-from dae_hybrid.sensitivity.duality import SweepResult, TangentTrace, direction
+from dae_hybrid.sensitivity.duality import SweepResult, TangentTrace, balanced
 from dae_hybrid.sensitivity.event_sides import side_values
 from dae_hybrid.sensitivity.forward import TangentState
 from dae_hybrid.simulation.automaton import Automaton
@@ -261,12 +262,26 @@ class RunBuilder:
         finally:
             session.close()
 
+        if not self.integrator.capabilities.exact_times:
+            with attach_trajectory(found):
+                self._refuse_coarse_times(found, options)
         if self.system.decision is not None:
             found = self._with_peaks(found, self.system.decision)
         if self.keep != "all":
             return found
         blank = None if directions is None else directions.fresh_copy()
         return replace(found, rerun=partial(self._rerun, blank, max_steps, scales))
+
+    def _refuse_coarse_times(self, run: Trajectory, options: Options) -> None:
+        """Raise `StepSizeError` if rounding of the time is an error of the steps, and of the state at the end."""
+        begin, (end, place, x, m), steps = self.span[0], run.final, run.statistics["steps"]
+        if not are_coarse(begin, end, steps, options.rtol):
+            return
+        mode = self.system.modes[place]
+        e, ny = mode.equations, mode.differential.size
+        rates = kernel(e, "complete")(end, x[: e.n], m, self.p)[1][:ny]
+        if np.any(np.abs(rates) * EPS * abs(begin) > LOST_SHARE * options.allowed(mode.differential, x[:ny])):
+            raise coarse_times((end - begin) / steps, mode=mode.name, time=begin)
 
     def _with_peaks(self, run: Trajectory, decision: Decision) -> Trajectory:
         """Return the run of a system with decided peaks, with the values of those that are not measurements."""
@@ -383,9 +398,11 @@ class RunBuilder:
         return TangentTrace(self.system, self.p, columns, self.span[0], conditions, combination)
 
     def tangent_for_check(
-        self, run: Trajectory, indices: tuple[int, ...], conditions: Conditions
+        self, run: Trajectory, swept: SweepResult, indices: tuple[int, ...], conditions: Conditions
     ) -> tuple[TangentTrace, Array, Array]:
         """Return tangents along a run in one direction, the derivatives of the functionals, and the direction.
+
+        All parameters contribute alike to the derivative of what was swept in that direction.
 
         IDA may fail to follow a combination of sensitivities although it follows others, and take a thousand times as
         many steps (measured on a throw with an energy as algebraic variable): another direction is then tried.
@@ -393,7 +410,7 @@ class RunBuilder:
         patience = min(self.options.max_steps, 1000 + MAX_CHECK_STEP_RATIO * run.statistics["steps"])
         for which in range(CHECK_DIRECTIONS):
             last = which == CHECK_DIRECTIONS - 1
-            v = direction(self.p[list(indices)], which)
+            v = balanced(swept, self.p[list(indices)], which)
             trace = self.tangent_trace(self.columns(indices) @ v[:, None], np.ones(1), conditions)
             try:
                 along = self.run(trace, max_steps=self.options.max_steps if last else patience)

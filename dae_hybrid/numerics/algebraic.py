@@ -17,13 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+import casadi as ca
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 from scipy.sparse import csc_array, csr_array, issparse
 
 from dae_hybrid.errors import ConsistencyError
 from dae_hybrid.numerics.arrays import EPS, Array
-from dae_hybrid.numerics.matrices import Factors, Matrix, dense, independent_rows, is_finite, row_maxima, solve
+from dae_hybrid.numerics.matrices import Factors, Matrix, blocks, dense, independent_rows, is_finite, row_maxima, solve
 
 #: singular values below this multiple of the size of the matrix's terms are zero
 RANK_TOLERANCE = 1e-11
@@ -49,7 +50,9 @@ MAX_NEWTON_STEPS = 50
 FULL_STEPS, FULL_STEPS_SIZE = 8, 40
 LEAST_DAMPING = 1e-6
 STEP_ROUNDINGS = 4.0
-#: largest singular matrix that is decomposed to name the equations at fault
+#: relative distances of points at which the pattern of equations is seen that are solved block by block
+PATTERN_SCALES = (1e-3, 1.0)
+#: largest singular matrix that is decomposed to name the equations at fault, or into blocks that are solved in turn
 NAMED = 1000
 
 
@@ -62,12 +65,55 @@ def solve_algebraic(
     time: float,
     equations: Sequence[str] = (),
 ) -> Array:
-    """Solve k(z) = 0 by damped Newton's method.
+    """Solve k(z) = 0 by damped Newton's method, of all equations or, if that fails, of one block after the other.
 
     `system(z)` returns the residual, its Jacobian (with more rows than columns if consistent equations are redundant)
     and the sizes of the residual's terms; `equations` are labels for error messages. Raises `ConsistencyError` if the
-    Jacobian is singular or the iteration does not converge.
+    Jacobian is singular or the iteration does not converge, of the first block in which that is so.
     """
+    try:
+        return _solve_together(system, start, mode, variables, time, equations)
+    except ConsistencyError:
+        order = _blocks(system, start) if start.size <= NAMED else []
+        if len(order) < 2:
+            raise
+    z = start.copy()
+    for rows, columns in order:
+
+        def block(values: Array, rows: list[int] = rows, columns: list[int] = columns) -> tuple[Array, Array, Array]:
+            z[columns] = values
+            residual, jacobian, size = system(z)
+            return residual[rows], dense(jacobian)[np.ix_(rows, columns)], size[rows]
+
+        names, labels = [variables[i] for i in columns], [equations[i] for i in rows if i < len(equations)]
+        z[columns] = _solve_together(block, z[columns], mode, names, time, labels)
+    return _solve_together(system, z, mode, variables, time, equations)
+
+
+def _blocks(system: Callable[[Array], tuple[Array, Array, Array]], z: Array) -> list[tuple[list[int], list[int]]]:
+    """Blocks of the equations, by what is not zero at a point or at others about it, where nothing vanishes by chance.
+
+    A single one, or none, if the equations are redundant or determine too little.
+    """
+    random, found = np.random.default_rng(0), np.zeros((0, 0), dtype=bool)
+    for scale in (0.0, *PATTERN_SCALES):
+        trial = z + scale * np.maximum(np.abs(z), 1.0) * random.uniform(-1.0, 1.0, z.size)
+        with np.errstate(all="ignore"):
+            entries = dense(system(trial)[1]) != 0
+        found = found | entries if found.size else entries
+    order = blocks(ca.sparsify(ca.DM(found.astype(float))).sparsity()) if found.size else []
+    return order if all(len(rows) == len(columns) for rows, columns in order) else []
+
+
+def _solve_together(
+    system: Callable[[Array], tuple[Array, Array, Array]],
+    start: Array,
+    mode: str,
+    variables: Sequence[str],
+    time: float,
+    equations: Sequence[str],
+) -> Array:
+    """Solve k(z) = 0 by damped Newton's method; see `solve_algebraic`."""
     z = start.copy()
 
     def evaluate(trial: Array) -> tuple[Array, Array, Array]:
@@ -382,11 +428,12 @@ def _inconsistent(
     variables: Sequence[str],
     time: float,
 ) -> ConsistencyError:
-    off = np.abs(residual) > RESIDUAL_ROUNDINGS * EPS * size
-    named = [f"{name} ({r:.3g})" for name, r, bad in zip(equations, residual, off, strict=False) if bad]
-    text = f"Newton's method stops at residual {residual}"
-    if named:
-        text += f"; not satisfied: {', '.join(named)}"
+    off = ~(np.abs(residual) <= RESIDUAL_ROUNDINGS * EPS * size)
+    named = ", ".join(f"{name} ({r:.3g})" for name, r, bad in zip(equations, residual, off, strict=False) if bad)
+    if not np.all(np.isfinite(residual)):
+        text = f"the equations are not finite at a point of Newton's method: {named or residual}"
+    else:
+        text = f"Newton's method stops at residual {residual}" + (f"; not satisfied: {named}" if named else "")
     return ConsistencyError(
         f"No consistent values of {', '.join(variables) or 'anything'} found: {reason or text}.",
         mode=mode,

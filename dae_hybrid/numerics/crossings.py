@@ -145,7 +145,7 @@ class Scan:
         self, start: GuardSample, end: GuardSample, resolution: float = np.inf, pace: Pace | None = None
     ) -> tuple[int, float] | None:
         """The first crossing between two samples and its approximate time; updates `pace`."""
-        pace = Pace(start.values.size) if pace is None else pace
+        pace, begin = Pace(start.values.size) if pace is None else pace, start.t
         pieces = int(np.ceil((end.t - start.t) / resolution)) if end.t - start.t > resolution else 1
         touched = GUARD_ROUNDING * np.maximum(np.abs(start.values), np.abs(end.values))
         touched[self._determinants] *= DETERMINANT_ROUNDING / GUARD_ROUNDING
@@ -153,10 +153,24 @@ class Scan:
             middle = self.sample(t)
             found = self._piece(start, middle, touched, pace)
             if found is not None:
-                return found
+                return self._reached(*found, begin)
             start = middle.after(start)
         found = self._piece(start, end, touched, pace)
-        return self._singular(GuardSample(end.t, _without(end.values, touched), end.rates)) if found is None else found
+        if found is not None:
+            return self._reached(*found, begin)
+        return self._singular(GuardSample(end.t, _without(end.values, touched), end.rates))
+
+    def _reached(self, index: int, t: float, begin: float) -> tuple[int, float]:
+        """The crossing; of a guard that is zero to the last bit for a while, the time from which on it is."""
+        near, last = 8 * EPS * max(abs(begin), abs(t)), self.directions.size - self.n_singularities
+        if index >= last or not t - near > begin or self.value(begin, index) == 0:
+            return index, t
+        if not self.value(t, index) == 0 == self.value(t - near, index):
+            return index, t
+        while t - begin > near:
+            middle = (begin + t) / 2
+            begin, t = (begin, middle) if self.value(middle, index) == 0 else (middle, t)
+        return index, t
 
     @property
     def _determinants(self) -> slice:
@@ -290,9 +304,8 @@ class Scan:
                 return self.value(t, i)
 
             t0, t1 = start.t, end.t
-            root = t1
+            root, near = t1, 8 * EPS * max(abs(t0), abs(t1))
             if end.values[i] != 0 and np.sign(guard(t0)) * np.sign(guard(t1)) < 0:
-                near = 8 * EPS * max(abs(t0), abs(t1))
                 root = float(brentq(guard, t0, t1, xtol=near, rtol=8 * EPS, maxiter=MAX_ROOT_ITERATIONS))
             found.append((root, i))
         root, index = min(found)

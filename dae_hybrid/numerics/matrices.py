@@ -180,3 +180,12 @@ class Factors:
     def solve(self, right: Array, *, transposed: bool = False) -> Array:
         """Return matrix^-1 right, or matrix^-T right."""
         return np.asarray(self._factors.solve(np.asfortranarray(right), "T" if transposed else "N"))
+
+
+def blocks(pattern: ca.Sparsity) -> list[tuple[list[int], list[int]]]:
+    """Return rows and columns of the block triangular form; each block depends only on those before it."""
+    count, row, column, row_block, column_block, _, _ = pattern.btf()
+    return [
+        (list(row[row_block[i] : row_block[i + 1]]), list(column[column_block[i] : column_block[i + 1]]))
+        for i in range(count)
+    ]

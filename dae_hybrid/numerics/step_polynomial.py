@@ -14,6 +14,8 @@ from dae_hybrid.numerics.arrays import Array
 COEFFICIENTS = 8
 NODES = -np.cos(np.pi * np.arange(COEFFICIENTS) / (COEFFICIENTS - 1))
 _FROM_VALUES = np.linalg.inv(np.vander(NODES, increasing=True))
+#: roundings of the values that a coefficient may contain
+COEFFICIENT_ROUNDINGS = float(np.abs(_FROM_VALUES).sum(axis=1).max())
 
 
 @dataclass(frozen=True, eq=False)

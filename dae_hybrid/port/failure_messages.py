@@ -18,7 +18,7 @@ from dae_hybrid.errors import (
     StepSizeError,
     ZenoError,
 )
-from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.port.integrator import SegmentTask
 from dae_hybrid.statement.declarations import VariableBound
 
@@ -192,6 +192,18 @@ def starved(step: float, *, mode: str, time: float, not_finite: bool) -> DaeHybr
         mode=mode,
         time=time,
         remedy=SHORT_STEPS,
+    )
+
+
+def coarse_times(step: float, *, mode: str, time: float) -> StepSizeError:
+    """Return the error of a run whose steps are too short for its times."""
+    return StepSizeError(
+        f"Near t = {time:.9g}, times are {EPS * abs(time):.1e} apart: rounding them loses more of steps of {step:.1e} "
+        "than rtol allows.",
+        mode=mode,
+        time=time,
+        remedy="Measure time from the start of the run: state m.time + t0 in place of m.time, and run over "
+        "(0, t1 - t0). The steps of adapter='scipy' end at representable times and lose nothing.",
     )
 
 

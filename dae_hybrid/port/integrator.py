@@ -273,6 +273,9 @@ class Capabilities:
         Integrates equations of motion (`Equations.motion`) and nothing else.
     fixed_steps : bool
         Takes steps of a given length (``fixed_step=``).
+    exact_times : bool
+        Its steps are the differences of the times at their ends. Those of other integrators add up to more or less, and
+        runs in which rounding of the time matters are refused.
     """
 
     methods: tuple[Method | str, ...]
@@ -287,6 +290,7 @@ class Capabilities:
     whole: bool = False
     motion: bool = False
     fixed_steps: bool = False
+    exact_times: bool = False
 
     @property
     def named(self) -> dict[str, Method]:

@@ -82,6 +82,7 @@ class Reason(IntEnum):
     FAILED_ADJOINT = 19
     AMPLIFYING = 20
     UNDECIDED_CONDITION = 21
+    COARSE_TIMES = 22
 
 
 #: wording of the reasons
@@ -108,6 +109,7 @@ REASONS = {
     Reason.FAILED_ADJOINT: "an adjoint that needs other steps",
     Reason.AMPLIFYING: "perturbations that grow",
     Reason.UNDECIDED_CONDITION: "a condition next to its threshold",
+    Reason.COARSE_TIMES: "times that are too large for the steps",
 }
 
 

@@ -10,9 +10,13 @@ import numpy as np
 
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.method import DENSE_COLUMNS
-from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.port.integrator import OpenSession, SegmentTask
 from dae_hybrid.port.segment_rules import same_instant
+
+#: values below zero by no more than this many roundings of their terms, and of the time, are zero: a state that leaves
+#: zero must not be below it, where its powers and roots are not defined
+PATH_ROUNDINGS = 4.0
 
 
 @dataclass(frozen=True)
@@ -31,10 +35,13 @@ class Interpolant:
         index = self.row(t)
         offset = t - self.rows[index, 0]
         derivatives = self.rows[index, DENSE_COLUMNS:].reshape(len(t), -1, self.n)
-        values = np.zeros((len(t), self.n))
+        values, terms = np.zeros((2, len(t), self.n))
         for k in range(derivatives.shape[1] - 1, -1, -1):
             values = values * offset[:, None] + derivatives[:, k] / factorial(k)
-        return values
+            terms = terms * np.abs(offset)[:, None] + np.abs(derivatives[:, k]) / factorial(k)
+        if derivatives.shape[1] > 1:
+            terms += np.abs(t[:, None] * derivatives[:, 1])
+        return np.where((values < 0) & (-values <= PATH_ROUNDINGS * EPS * terms), 0.0, values)
 
 
 def shortened(rows: Array, n: int, end: float) -> Array:

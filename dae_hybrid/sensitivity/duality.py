@@ -6,7 +6,8 @@ the adjoint sweep propagates L = dG/dw and the contributions to dG/dp from there
     L . dw  +  (derivative of G so far)  +  (contributions to dG/dp from there on) . v  =  dG . v
 
 By SR eq. 12, 20 and 36 the left-hand side is constant between transitions, and the maps across a transition are
-transposes of each other. One direction and one sweep detect an error in any parameter, and locate it in time.
+transposes of each other. One direction and one sweep detect an error in any parameter, and locate it in time: the
+direction is one in which all parameters contribute alike to dG . v, so that no derivative hides another one.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ UNTESTED = (
     "Leave sensitivity_error_control on: with sensitivity_error_control=False no error test has seen the derivatives "
     "of forward analysis."
 )
-#: gradients below this share of the functional are compared on its scale
+#: gradients below this share of the functional, and contributions of single parameters below this share of it or of the
+#: largest, are compared on that scale
 MIN_GRADIENT_SHARE = 1e-3
 
 
@@ -48,6 +50,11 @@ class SweepResult(NamedTuple):
     gradient: Array
     statistics: dict[str, int]
     adjoint_at_events: Callable[[], list[tuple[Array, Array]]]
+
+    @property
+    def sizes(self) -> Array:
+        """Size of each component: what its states contribute, or its integral."""
+        return np.maximum(self.sweep.sizes, np.abs(self.sweep.trajectory.integrals[list(self.sweep.components)]))
 
 
 class TangentTrace(TangentState):
@@ -116,7 +123,7 @@ class Duality:
     allowed : float
         Tolerance for it.
     direction : ndarray, shape (n_p,)
-        v: a multiple between 0.5 and 1.5 of every parameter, of either sign.
+        v: a multiple of every parameter, of either sign.
     forward, adjoint : ndarray, shape (k,)
         dG . v by either analysis.
     times : ndarray, shape (n_events + 2,)
@@ -181,12 +188,40 @@ def direction(parameters: Array, which: int = 0) -> Array:
     return np.asarray(factors * np.where(parameters != 0, np.abs(parameters), 1.0))
 
 
+def balanced(swept: SweepResult, parameters: Array, which: int = 0) -> Array:
+    """Return a direction in which the parameters, of which a sweep has the derivatives, contribute alike to dG . v.
+
+    Contributions have one sign: in a direction in which they cancel, their errors may do so, too. What is not finite is
+    refused by who asked for the gradient.
+    """
+    v = direction(parameters, which)
+    changes = swept.gradient * np.where(parameters != 0, np.abs(parameters), 1.0)
+    changes = changes / _scale(swept, changes)
+    changes[~np.isfinite(changes)] = 0.0
+    largest = changes[np.abs(changes).argmax(axis=0), np.arange(v.size)]
+    share = np.where(np.abs(largest) >= MIN_GRADIENT_SHARE, np.abs(largest), 1.0)
+    v = np.where(largest != 0, np.copysign(v, largest), v)
+    return np.asarray(v * (share.min(initial=np.inf) / share))
+
+
+def _scale(swept: SweepResult, changes: Array) -> Array:
+    """Return the scale of the contributions of single parameters to each component, shape (k, 1)."""
+    scale = np.maximum(swept.sizes, np.abs(changes).max(axis=1, initial=0.0))[:, None]
+    return np.where(scale > 0, scale, 1.0)
+
+
 def compare(
-    functional: str, swept: SweepResult, tangent: TangentTrace, total: Array, v: Array, allowed: float
+    functional: str,
+    swept: SweepResult,
+    tangent: TangentTrace,
+    total: Array,
+    v: Array,
+    allowed: float,
+    gradient: Array | None = None,
 ) -> Duality:
     """Check one functional: a sweep against the tangent of a run with derivatives `total` (n_functionals).
 
-    v (n_wrt) is the direction of both.
+    v (n_wrt) is the direction of both. A `gradient` (n_functionals, n_wrt) by forward analysis is compared as well.
     """
     run, chosen = swept.sweep.trajectory, list(swept.sweep.components)
     forward, adjoint = total[chosen], swept.gradient @ v
@@ -201,8 +236,12 @@ def compare(
             gained = gained + sum(earlier, np.zeros_like(gained))
             values.append(lam @ dw + gained[chosen] + share @ v if same else np.full(len(chosen), np.nan))
             times.append(t)
-    scale = np.maximum(np.abs(swept.gradient) @ np.abs(v), MIN_GRADIENT_SHARE * swept.sweep.sizes)
+    scale = np.maximum(np.abs(swept.gradient) @ np.abs(v), MIN_GRADIENT_SHARE * swept.sizes)
     defect = float((np.abs(forward - adjoint) / scale).max())
+    if gradient is not None:
+        size, whole = np.abs(swept.gradient * v), _scale(swept, swept.gradient * v)
+        size = np.where(size >= MIN_GRADIENT_SHARE * whole, size, whole)
+        defect = float((np.abs((gradient[chosen] - swept.gradient) * v) / size).max(initial=defect))
     return Duality(
         functional=functional,
         defect=defect if same or not adjoints else np.inf,

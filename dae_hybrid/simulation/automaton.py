@@ -179,6 +179,7 @@ class Automaton:
                     return
                 entering, armed = True, armed if self.mode is source else NO_TRANSITIONS
             elif source.guarded:
+                armed -= self._settled_here(armed)
                 rules.note_sides(source, self.t, self.at, armed=armed, leaving=self._leaving_signs(entry))
 
     def _or_time_event(self, firing: Firing | None) -> Firing | None:
@@ -421,10 +422,10 @@ class Automaton:
             return False
         transition = self.system.transitions[self.mode.guarded[index]]
         against = transition.direction * rate < 0
-        if transition.refuses or not (against or value == 0.0 == rate):
+        if transition.refuses:
             return False
         at = self.at._replace(x=outcome.x)
-        if self.rules.settle(self.mode, index, outcome.t, at, self.p):
+        if self.rules.settle(self.mode, index, outcome.t, at, self.p, back=against or value == 0.0 == rate):
             self.settled = transition.index
             return True
         if outcome.crossing is not None and against:
@@ -436,6 +437,13 @@ class Automaton:
         if outcome.crossing is None and suspect is not None:
             raise self._failed(task, suspect[1])
         return False
+
+    def _settled_here(self, armed: frozenset[int]) -> frozenset[int]:
+        """Return the guards, of those that have left zero, that have come to rest there at the end of a segment."""
+        mode, at = self.mode, self.at
+        near = [i for i, rate in self.rules.at_zero(mode, self.t, at) if i in armed and rate]
+        places = ((i, mode.guarded.index(i)) for i in near if not self.system.transitions[i].refuses)
+        return frozenset(i for i, k in places if self.rules.settle(mode, k, self.t, at, self.p, back=False))
 
     def _before_noise(self, task: SegmentTask, error: DaeHybridError | None) -> float | None:
         """Return a time before a crossing that could not be located, at which its guard may have come to rest."""

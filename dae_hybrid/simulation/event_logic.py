@@ -240,7 +240,7 @@ class EventLogic:
         if own is not None and self.system.transitions[own].relation is not None:
             own = None  # due again if the other side points back
         due: list[tuple[Firing, bool]] = []  # with whether firing is an error
-        signs: Array | None = None  # with which guards leave zero whose rates are zero, too
+        slow: tuple[Array, Array] | None = None  # signs with which guards leave zero whose rates are zero, and bands
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         for i, (index, h, rate, size) in enumerate(values):
             transition = self.system.transitions[index]
@@ -269,9 +269,12 @@ class EventLogic:
                     leaving_sign[i] = going = 1 if rate > 0 else -1
                 elif not (index in armed or index in self.still or transition.refuses):
                     is_slow = max(abs(h), abs(rate) * duration) <= self._zero_band(h, size, rate, t)
-                    if is_slow and signs is None:
-                        signs = leaving_signs(mode, t, at, self.schedule.p, self.span[1] - self.span[0])
-                    going = int(signs[i]) if is_slow and signs is not None else 0
+                    if is_slow and slow is None:
+                        run = self.span[1] - self.span[0]
+                        slow = leaving_signs(mode, t, at, self.schedule.p, self.options, run)
+                    going = int(slow[0][i]) if is_slow and slow is not None else 0
+                    if going and slow is not None:
+                        zero_band[i], leaving_sign[i] = max(band, float(slow[1][i])), going
                 if not going:
                     if transition.relation is not None and not transition.relation.rests:
                         raise sign_at_rest(transition, mode.name, t)
@@ -285,6 +288,8 @@ class EventLogic:
                 beyond = 1 if h > 0 else -1
             if not beyond:
                 met = entering and direction != 0 and (side is None or index in self.nonzero)
+                if met and transition.becomes and side == going == transition.zero_side(t, at.x, at.m, self.schedule.p):
+                    met = False  # a condition that has held all along
                 if going and direction in (0, going) and (met or side in (0, -going)) and index != own:
                     due.append((Firing(transition, h, rate, follows=is_slow), False))
                 else:
@@ -320,8 +325,12 @@ class EventLogic:
             fires, is_error = min(due, key=lambda found: self.rank(found[0].transition, t, at))
             if is_error:
                 raise overdue(fires.transition, mode.name, t)
-            if fires.corrects:
-                self.sides, self.nonzero, self.past_on_entry = known
+            if fires.transition.relation is not None:  # sides are those of the branch that it leads to
+                sides, nonzero, past = known
+                if own in self.sides:  # its own guard has been met
+                    sides[own] = self.sides[own]
+                    nonzero.discard(own)
+                self.sides, self.nonzero, self.past_on_entry = sides, nonzero, past
         return SegmentEntry(fires, np.array(zero_band), np.array(leaving_sign))
 
     def at_rest(
@@ -350,9 +359,13 @@ class EventLogic:
         found = still_at_start(mode, t, at, p, self.options, self._duration(t))
         self.still = {mode.guarded[i]: band for i, band in found.items()}
 
-    def settle(self, mode: ModeSystem, i: int, t: float, at: StatePoint, p: Array) -> bool:
-        """Note that a guard has come to rest at zero, to the accuracy of the state; return whether it has."""
-        band = settled(mode, i, t, at, p, self.options, self.span[1] - self.span[0])
+    def settle(self, mode: ModeSystem, i: int, t: float, at: StatePoint, p: Array, *, back: bool) -> bool:
+        """Note that a guard has come to rest at zero, to the accuracy of the state; return whether it has.
+
+        `back` says that it has crossed against its direction.
+        """
+        largest = float(self.ranges[mode.guarded[i]])
+        band = settled(mode, i, t, at, p, self.options, self.span[1] - self.span[0], largest, back=back)
         if band is None:
             return False
         self.still[mode.guarded[i]] = band

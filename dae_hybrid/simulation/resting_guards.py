@@ -26,6 +26,7 @@ from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.options import Options
 from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.segment_rules import kernel
+from dae_hybrid.port.stiffness import reduced_jacobian, state_jacobian
 from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import STATE_ERROR_FACTOR, TransitionMap
 
@@ -33,9 +34,14 @@ from dae_hybrid.system.transition_map import STATE_ERROR_FACTOR, TransitionMap
 DEPARTURE_FACTOR = 10.0
 #: finite-difference steps of the second and the third derivative of a guard, as shares of the time since the last event
 SECOND_DERIVATIVE_STEP, THIRD_DERIVATIVE_STEP = 1e-6, 1e-4
+#: a derivative by differences counts if it is larger than this multiple of its change when the steps are doubled, by
+#: which one that is zero quadruples
+TRUNCATION = 3.0
 #: times, as shares of the duration of the run, at which it is seen to which side a guard leaves zero: the first, the
 #: ratio of successive ones, and their number
-FIRST_LOOK, LOOK_RATIO, LOOKS = 1e-6, 10.0, 5
+FIRST_LOOK, LOOK_RATIO, LOOKS = 1e-6, 10**0.5, 9
+#: lengths of the implicit steps by which it is seen whether a guard stays at zero; states up to which they are taken
+SETTLING_LOOKS, SETTLING_RATIO, MAX_DENSE_SIZE = 10, 10.0, 400
 #: relative perturbation that measures the terms of a rate; roundings of its terms within which a rate is zero
 TERMS_STEP, RATE_ROUNDINGS = 2.0**-26, 256.0
 
@@ -79,16 +85,16 @@ def at_rest(
     def rates(x: Array) -> Array:
         return kernel(e, "rates")(t, x, at.m, p)[0]
 
-    def bends(x: Array, t: float = t) -> Array:
+    def bends(x: Array, t: float = t, past: float = past) -> Array:
         x, xdot, _ = kernel(e, "complete")(t, x, at.m, p)
         h = SECOND_DERIVATIVE_STEP * past
         later, earlier = (kernel(e, "rates")(t + s, x + s * xdot, at.m, p)[0] for s in (h, -h))
         return np.asarray(later - earlier) / (2 * h)
 
-    def twists(x: Array) -> Array:
+    def twists(x: Array, past: float = past) -> Array:
         x, xdot, _ = kernel(e, "complete")(t, x, at.m, p)
         h = THIRD_DERIVATIVE_STEP * past
-        return np.asarray(bends(x + h * xdot, t + h) - bends(x - h * xdot, t - h)) / (2 * h)
+        return np.asarray(bends(x + h * xdot, t + h, past) - bends(x - h * xdot, t - h, past)) / (2 * h)
 
     def known(of: Callable[[Array], Array]) -> tuple[Array, Array]:
         """Return a quantity of every guard and its change by the tolerances of the state."""
@@ -109,47 +115,111 @@ def at_rest(
     of_twist = of_twist + rounding / (THIRD_DERIVATIVE_STEP * past)
     time_error = max(SECOND_DERIVATIVE_STEP, options.rtol) * past
     of_bend = of_bend + rounding + time_error * abs(twist)
+    with np.errstate(invalid="ignore"):
+        coarse = TRUNCATION * np.abs(bends(x, past=2 * past) - bend)
+        coarser = TRUNCATION * np.abs(twists(x, past=2 * past) - twist)
     for i in candidates:
         away = 0.0
-        if abs(bend[i]) > STATE_ERROR_FACTOR * of_bend[i]:
+        if abs(bend[i]) > STATE_ERROR_FACTOR * of_bend[i] + coarse[i]:
             away = np.sign(bend[i])
-        elif abs(twist[i]) > STATE_ERROR_FACTOR * of_twist[i]:
+        elif abs(twist[i]) > STATE_ERROR_FACTOR * of_twist[i] + coarser[i]:
             away = np.sign(twist[i])
         if away and (transitions[i].direction * away <= 0 or transitions[i].is_sided):
             found[i] = float(max(DEPARTURE_FACTOR * reach[i], 2 * abs(value[i]))), float(away)
     return found
 
 
-def _by_tolerances(mode: ModeSystem, t: float, at: StatePoint, p: Array, options: Options) -> tuple[Array, Array]:
-    """Return the guards at a point, and their changes by the tolerances of the state."""
+def _by_tolerances(
+    mode: ModeSystem, quantity: str, t: float, at: StatePoint, p: Array, options: Options
+) -> tuple[Array, Array]:
+    """Return the guards at a point, or their rates, and their changes by the tolerances of the state."""
     e = mode.equations
-    x, guards = at.x[: e.n], kernel(e, "guards")
+    x, guards = at.x[: e.n], kernel(e, quantity)
     here = guards(t, x, at.m, p)[0]
     moves = [guards(t, x + side * options.allowed(e.variables, x), at.m, p)[0] for side in patterns(e.n)]
     return here, np.hypot(*(move - here for move in moves))
 
 
 def settled(
-    mode: ModeSystem, index: int, t: float, at: StatePoint, p: Array, options: Options, duration: float
-) -> float | None:
+    mode: ModeSystem, index: int, t: float, at: StatePoint, p: Array, options: Options, duration: float, largest: float,
+    *, back: bool,
+) -> float | None:  # fmt: skip
     """Return the zero band of a guard that has come to rest at zero, to the accuracy of the state, else None.
 
-    Neither its value nor what its rate makes of it until the end of the run is more than that accuracy.
+    Neither its value nor what the motion makes of it until the end of the run is more than that accuracy, but its
+    `largest` magnitude was: one that never exceeds it is noise. `back` says that it crosses against its direction: then
+    what its rate makes of it is enough.
     """
     e = mode.equations
-    guards, reaches = _by_tolerances(mode, t, at, p, options)
-    here, reach = float(guards[index]), float(reaches[index])
-    rate = float(kernel(e, "rates")(t, at.x[: e.n], at.m, p)[0][index])
-    if not reach > 0 or not max(abs(here), abs(rate) * duration) <= STATE_ERROR_FACTOR * reach:
+    guards, reaches = _by_tolerances(mode, "guards", t, at, p, options)
+    rates, of_rates = _by_tolerances(mode, "rates", t, at, p, options)
+    here, reach, rate = float(guards[index]), float(reaches[index]), float(rates[index])
+    known = STATE_ERROR_FACTOR * reach
+    if not reach > 0 or not abs(here) <= known:
         return None
+    if not (back and abs(rate) * duration <= known):
+        if not (abs(rate) <= STATE_ERROR_FACTOR * of_rates[index] and known < largest) or e.n > MAX_DENSE_SIZE:
+            return None
+        if not _is_linear(mode, index, t, at, p, options):
+            return None
+        if not _stays(mode, index, t, at, p, duration, DEPARTURE_FACTOR * reach):
+            return None
     return max(DEPARTURE_FACTOR * reach, 2 * abs(here))
 
 
-def leaving_signs(mode: ModeSystem, t: float, at: StatePoint, p: Array, duration: float) -> Array:
-    """Return the signs of the guards shortly after a point, by explicit steps along the motion; 0 for one that stays.
+def _is_linear(mode: ModeSystem, index: int, t: float, at: StatePoint, p: Array, options: Options) -> bool:
+    """Whether the rate of a guard is linear in the state about a point, to half of its change.
 
-    A sign counts if it is seen at two successive times, the first such: it is that of the first derivative that is
-    not zero.
+    That of a tank that empties by itself, h' = -sqrt(h), is not, or is not even defined: such a guard reaches zero.
+    """
+    e = mode.equations
+    x = at.x[: e.n]
+    with np.errstate(all="ignore"):
+        for side in patterns(e.n):
+            move = DEPARTURE_FACTOR * side * options.allowed(e.variables, x)
+            here, above, below = (kernel(e, "rates")(t, y, at.m, p)[0][index] for y in (x, x + move, x - move))
+            if not abs(above + below - 2 * here) <= abs(above - below) / 2:
+                return False
+    return True
+
+
+def _stays(mode: ModeSystem, index: int, t: float, at: StatePoint, p: Array, duration: float, band: float) -> bool:
+    """Whether the linearised motion keeps a guard within a band about zero until the end of the run.
+
+    The rate of a state that decays fast is its error times the rate of the decay. Linearly implicit steps of all
+    lengths damp it; a motion that goes on, such as that of the value that the state follows, remains.
+    """
+    e, ny, moment = mode.equations, mode.differential.size, FIRST_LOOK * duration
+    x = at.x[: e.n]
+
+    def motion(t: float) -> tuple[Array, float]:
+        xdot = kernel(e, "complete")(t, x, at.m, p)[1]
+        return xdot[:ny], float(kernel(e, "guards")(t, x, at.m, p)[0][index])
+
+    with np.errstate(all="ignore"):
+        (xdot, here), (later, there) = motion(t), motion(t + moment)
+        jacobian = reduced_jacobian(state_jacobian(e, t, x, at.m, p), ny)
+        for look in range(SETTLING_LOOKS):
+            h = duration * SETTLING_RATIO**-look
+            moved, rates = x.copy(), h * xdot + h**2 * (later - xdot) / moment
+            try:
+                moved[:ny] += np.linalg.solve(np.eye(ny) - h * jacobian, rates)
+            except np.linalg.LinAlgError:
+                return False
+            value = kernel(e, "guards")(t, kernel(e, "complete")(t, moved, at.m, p)[0], at.m, p)[0][index]
+            if not abs(value + h * (there - here) / moment) <= band:
+                return False
+    return True
+
+
+def leaving_signs(
+    mode: ModeSystem, t: float, at: StatePoint, p: Array, options: Options, duration: float
+) -> tuple[Array, Array]:
+    """Return the signs of the guards shortly after a point, 0 for one that stays, and their bands of zero by accuracy.
+
+    The signs are found by explicit steps along the motion. A sign counts if it is seen at two successive times, the
+    first such: it is that of the first derivative that is not zero. Until a guard that leaves so slowly has left the
+    band, errors of the state are larger than it is.
     """
     e = mode.equations
     x, memory, begin = at.x[: e.n], at.m, t
@@ -167,7 +237,7 @@ def leaving_signs(mode: ModeSystem, t: float, at: StatePoint, p: Array, duration
         signs[~np.isfinite(guards)] = 0.0
         found = np.where((found == 0) & (signs == before), signs, found)
         before = signs
-    return found
+    return found, DEPARTURE_FACTOR * _by_tolerances(mode, "guards", begin, at, p, options)[1]
 
 
 def still_at_start(
@@ -192,6 +262,6 @@ def still_at_start(
         places = np.flatnonzero(zero & (at.rates != 0) & (np.abs(at.rates) <= RATE_ROUNDINGS * EPS * terms))
     if not places.size:
         return {}
-    _, reach = _by_tolerances(mode, t, at, p, options)
+    _, reach = _by_tolerances(mode, "guards", t, at, p, options)
     bands = np.maximum(DEPARTURE_FACTOR * reach, RATE_ROUNDINGS * EPS * terms * duration)
     return {i: float(bands[i]) for i in places.tolist()}

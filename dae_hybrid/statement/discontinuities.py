@@ -172,6 +172,19 @@ class Discontinuities:
         """Moving nodes with an operation in `ops` and no other such node in their arguments."""
         return [_node(node) for op, node in self._walk(ops) if op in ops]
 
+    def clips(self) -> set[int]:
+        """Hashes of the nodes that clip the argument of another function to its domain."""
+        function = self._function()
+        return {function.instruction_MX(k).__hash__() for k in _clips(function)}
+
+    def hidden(self, node: Node) -> ca.MX:
+        """Return a symbol that moves, with which a node can be replaced until the expressions are `restored`."""
+        clip: Any = node.node
+        symbol = ca.MX.sym("clip", clip.sparsity())
+        self._marks.append((symbol, clip))
+        self._moving.add(symbol.__hash__())
+        return symbol
+
     def replace(self, pairs: Sequence[tuple[Node, ca.MX]], *, moving: bool = False) -> None:
         """Replace nodes by expressions; with `moving`, these are symbols that move."""
         self._moving |= {value.__hash__() for _, value in pairs if moving}

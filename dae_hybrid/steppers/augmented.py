@@ -20,9 +20,10 @@ import numpy as np
 
 from dae_hybrid.codegen.casadi_tools import SYMBOLIC_SOLVE, kind_for, linear_solve
 from dae_hybrid.codegen.kernels import Kernel
-from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.numerics.step_polynomial import COEFFICIENTS, Step
+from dae_hybrid.numerics.arrays import EPS, Array
+from dae_hybrid.numerics.step_polynomial import COEFFICIENT_ROUNDINGS, COEFFICIENTS, Step
 from dae_hybrid.port.integrator import Equations
+from dae_hybrid.port.replay import PATH_ROUNDINGS
 from dae_hybrid.port.segment_rules import cached
 
 
@@ -177,6 +178,10 @@ def _adjoint(e: Equations, components: tuple[int, ...], wrt: tuple[int, ...], pi
     guess = coefficients[:, -1]
     for i in range(COEFFICIENTS - 2, -1, -1):
         guess = guess * s + coefficients[:, i]
+    sizes = ca.fabs(coefficients)
+    slopes = column[1] * sizes @ ca.DM(range(COEFFICIENTS))
+    rounding = EPS * (COEFFICIENT_ROUNDINGS * ca.sum2(sizes) + PATH_ROUNDINGS * ca.fabs(t) * slopes)
+    guess = guess * ca.logic_or(guess > 0, guess < -rounding)  # see `PATH_ROUNDINGS`
     x = guess
     if n > ny or e.constrained:
         x = e.functions["complete"].function(t, guess, m, p)[0]

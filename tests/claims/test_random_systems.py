@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from closed_forms import FAMILIES, judge_closed_form
+from closed_forms_at_edges import FAMILIES as EDGES
+from closed_forms_at_edges import judge_at_an_edge
+from closed_forms_of_scale import FAMILIES as SCALES
+from closed_forms_of_scale import judge_of_scale
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 from random_events import EventSystem, WithStatements, event_system
@@ -62,6 +66,20 @@ def test_a_crossing_next_to_zero_is_at_most_refused() -> None:
 def test_solutions_are_the_closed_ones(family: int, seed: int) -> None:
     assume(seed * len(FAMILIES) + family != UNDECIDED)
     verdict = judge_closed_form(seed * len(FAMILIES) + family)
+    assert verdict.kind in ("agree", "refused"), verdict
+
+
+@pytest.mark.parametrize("count", [1, 4])  # by BDF, compiled, and interpreted
+@pytest.mark.parametrize("family", range(len(EDGES)), ids=[family.__name__ for family in EDGES])
+def test_solutions_at_the_edges_of_conditions_are_the_closed_ones(family: int, count: int) -> None:
+    verdict = judge_at_an_edge(count * len(EDGES) + family)
+    assert verdict.kind in ("agree", "refused"), verdict
+
+
+@pytest.mark.parametrize("count", [0, 1])  # by the choice of the library, and by BDF
+@pytest.mark.parametrize("family", range(len(SCALES)), ids=[family.__name__ for family in SCALES])
+def test_solutions_whose_numbers_vanish_cancel_or_are_large_are_the_closed_ones(family: int, count: int) -> None:
+    verdict = judge_of_scale(count * len(SCALES) + family)
     assert verdict.kind in ("agree", "refused"), verdict
 
 
@@ -170,6 +188,8 @@ JUDGES: dict[str, Callable[[int], Verdict]] = {
     "any formulation": lambda seed: judge(random_system(seed), native=True, directions=1),
     "interpreted": lambda seed: judge(random_system(seed, sizes=3), directions=1),
     "closed forms": judge_closed_form,
+    "edges": judge_at_an_edge,
+    "scales": judge_of_scale,
     "relations": judge_relations,
     "events": lambda seed: judge(event_system(seed), native=True, directions=1),
     "inputs": lambda seed: judge(input_system(seed), native=True, directions=1),

@@ -337,11 +337,13 @@ def test_options_at_the_ends_of_their_range(method: str, native: bool, models: A
             area, rel=1e-6
         )
     for span in ((0, 1e-139), (1.0, np.nextafter(1.0, 2)), (1.0, 1.0 + 1e-14), (1e10, 1e10 + 0.5)):
-        sol = dh.simulate(system, span, method=method)
+        loose = {"rtol": 1e-5} if span[0] == 1e10 else {}  # times are 2e-6 apart
+        sol = dh.simulate(system, span, method=method, **loose)
         exact = -2 * np.expm1(-0.7 * (span[1] - span[0])) / 0.7
         assert sol.functionals["area"] == pytest.approx(exact, rel=1e-4, abs=1e-10)
-        dh.forward_sensitivity(system, span, method=method)
-        dh.adjoint_gradient(system, span, "area", method=method)
+        dh.forward_sensitivity(system, span, method=method, **loose)
+        dh.adjoint_gradient(system, span, "area", method=method, **loose)
+    refusal(lambda: dh.simulate(system, (1e10, 1e10 + 0.5), method=method), "rounding", error=dh.StepSizeError)
     refused: list[tuple[tuple[float, float], dict[str, Any], str]] = [
         ((0, 5e-324), {}, "too short"),
         ((1e10, 1e10 + 1e-5), {}, "rounding"), ((-1e10, -1e10 + 1e-3), {}, "rounding"),

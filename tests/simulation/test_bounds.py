@@ -151,7 +151,8 @@ def test_stick_slip(method):
     expected = np.array([3.13060026, 40.0379299, 0.30415327])
     for tol, accuracy in ((1e-5, 1e-2), (1e-8, 2e-5), (1e-11, 1e-7)):  # of the largest entry
         fsa = dh.forward_sensitivity(stick_slip(), (0, 40), rtol=tol, atol=tol, method=method)
-        asa = dh.adjoint_gradient(stick_slip(), (0, 40), "G", rtol=tol, atol=tol, method=method)
+        allowed = 2 * accuracy if tol == 1e-5 else True
+        asa = dh.adjoint_gradient(stick_slip(), (0, 40), "G", rtol=tol, atol=tol, method=method, duality=allowed)
         assert [e.target for e in fsa.events] == ["stick", "slower"] * 4 + ["stick"]
         for found in (fsa.gradient["G"], asa.gradient):
             assert np.abs(found - expected).max() < accuracy * expected.max()

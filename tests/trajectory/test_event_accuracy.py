@@ -35,6 +35,7 @@ def by_parameters() -> np.ndarray:
     return np.array([2 / (A * root), -2 * S / (A**2 * root) - 2 * np.arcsin(S / A) / A**2])
 
 
+@pytest.mark.uncertified  # they are inaccurate, which the duality check sees, too
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("way", [{"method": "bdf"}, {"method": "auto"}, {"adapter": "scipy"}])
 def test_a_guard_on_the_derivative_of_a_stiff_state_is_said_to_be_inaccurate(way: dict[str, Any], native: bool) -> None:

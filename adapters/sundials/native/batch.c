@@ -210,6 +210,8 @@ static int carry_out(batch *b) {
   const mode_tables *last = v->modes + m->at;
   const double *values = v->end + 2 * last->n_x + 3 * last->n_guards;
   if (b->n_t && !put_out(b, place)) return leave(b, SPECIAL_EVENT, -1);
+  const double steps = (double)(m->steps + last->run->steps);
+  if (DBL_EPSILON * fabs(m->t0) * steps > LOST_SHARE * m->rtol * (last->run->t - m->t0)) return leave(b, COARSE_TIMES, -1);
   int outcome = DONE;
   if (b->differentiates) outcome = differentiate_run(b, values, b->gradients + place * b->n_components * b->n_wrt);
   if (outcome == LEFT_OUT) return was_interrupted(b) ? NOT_STARTED : 0;

@@ -48,7 +48,7 @@ enum { PART = 4 };                           /* integers per part of the derivat
                                                 product of a column and a row */
 enum { BLOCKS = 6 };                         /* blocks of the linearised equations */
 enum { OF_BLOCKS = 1, OF_TAPE };             /* data cached at a point */
-enum { REST_STATES = 7, REST_GUARDS = 13 };  /* of `event_loop.rest`: states, followed by values of guards */
+enum { REST_STATES = 7, REST_GUARDS = 15 };  /* of `event_loop.rest`: states, followed by values of guards */
 enum { HISTORY = 3 };                        /* step ends with stored guards */
 /* fields of a near miss of a guard */
 enum { TURN_GUARD, TURN_FROM, TURN_TO, TURN_SHARE, TURN };
@@ -57,6 +57,7 @@ enum { TURN_GUARD, TURN_FROM, TURN_TO, TURN_SHARE, TURN };
 #define NEGLIGIBLE 1e-3                      /* errors of states, in tolerances, that do not affect the order if sensitivities do, */
 #define LESS_EXACT 4.0                       /* and the factor per lower order */
 #define BESIDE 100.0                         /* tolerances of the state within which a guard is close to zero on entry */
+#define FROM_REST 0.1                        /* share of a guard's range from which it may have come to rest at zero */
 #define FAR 100.0                            /* times ZENO_REST: an estimate from three events is as reliable */
 #define RANK_ROUNDINGS (RANK_TOLERANCE / DBL_EPSILON)
 #define ALLOWED 10.0                         /* tolerances of an adjoint by which the embedded method may differ */

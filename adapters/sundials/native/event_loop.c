@@ -194,14 +194,14 @@ static int enter(event_loop *m, const mode_tables *from, const mode_tables *to, 
     if (fabs(h[j]) <= width) {
       const int moving = fabs(rate[j]) * duration(m, t) > width;
       if (!moving && (to->links[j].jumps || !to->links[j].waits)) return 0;
+      band[j] = width;
+      leaving_sign[j] = moving ? sign_of(rate[j]) : 0;
       if (!moving && !own) {
-        const int fires = may_fire(m, to->run->model, &to->links[j], t, e->x_after, e->memory_after);
+        const int fires = may_fire(m, to, to->run->model, &to->links[j], t, e->x_after, e->memory_after, band + j, leaving_sign + j);
         if (from == to) memcpy(to->run->model->memory, e->memory, (size_t)m->n_memory * sizeof(double));
         to->run->model->held_valid = 0;
         if (fires) return 0;
       }
-      band[j] = width;
-      leaving_sign[j] = moving ? sign_of(rate[j]) : 0;
       if (moving && towards > 0 && (!own || to->links[j].toggles)) return 0;
       if (moving && !own && i >= 0 && to->links[j].direction == 0) return 0;
       const int kept = own && moving && from->links[m->exit].keeps; /* a neighbouring run finds it at zero, too */
@@ -328,11 +328,24 @@ static int lands(const event_loop *m, const mode_tables *to, const event *e, con
   return 1;
 }
 
+/* Whether a guard was zero, to the accuracy of the state, at the start of the step in which it crosses: it may have come to
+ * rest there, which the automaton decides (`settled` in resting_guards.py). */
+static int came_from_zero(const event_loop *m, const mode_tables *from, const link *l) {
+  const run *r = from->run;
+  context *c = r->model;
+  const double begun = fabs(r->history[c->n_guards + l->index]);
+  double change;
+  if (begun > FROM_REST * m->ranges[l->transition]) return 0;
+  return change_by_tolerances(m, from, c, r->t, c->api->array(r->x), l->index, &change) || begun <= KNOWN * change;
+}
+
 /* Whether a located guard crosses in its direction, and events do not accumulate. */
-static int crosses(const event_loop *m, const run *r, const link *l) {
+static int crosses(const event_loop *m, const mode_tables *from, const link *l) {
+  const run *r = from->run;
   const integer root = l->index, n = r->model->n_guards;
   const double rate = r->guard_values[n + root];
   if (rate == 0 || (double)l->direction * rate < 0 || r->history[n + root] * rate > 0) return 0; /* through infinity, or more than once */
+  if (came_from_zero(m, from, l)) return 0;
   return !accumulates(m, r->t);
 }
 
@@ -444,7 +457,7 @@ static int fire(event_loop *m) {
   const link *l = decide(m, from, t);
   if (!l) return 0;
   const int timed = l->clock >= 0;
-  if (!l->cross || m->n_events - m->n_passed >= m->max_events || !(timed || crosses(m, r, l))) return 0;
+  if (!l->cross || m->n_events - m->n_passed >= m->max_events || !(timed || crosses(m, from, l))) return 0;
   if (m->fired >= m->max_fired) return 0;
   const integer own = timed ? -1 : l->index;
   const double value = timed ? 0 : r->guard_values[own], rate = timed ? 1 : r->guard_values[c->n_guards + own];

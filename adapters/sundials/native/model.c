@@ -387,6 +387,12 @@ static int follow(context *c, double t) {
   memcpy(at, derivatives + order * n, (size_t)n * sizeof(double));
   for (integer k = order - 1; k >= 0; k--)
     for (integer j = 0; j < n; j++) at[j] = derivatives[k * n + j] + at[j] * offset / (double)(k + 1);
+  for (integer j = 0; j < n && order; j++) { /* see PATH_ROUNDINGS */
+    double terms = 0;
+    if (!(at[j] < 0)) continue;
+    for (integer k = order; k >= 0; k--) terms = fabs(derivatives[k * n + j]) + terms * fabs(offset) / (double)(k + 1);
+    if (-at[j] <= PATH_ROUNDINGS * DBL_EPSILON * (terms + fabs(t * derivatives[n + j]))) at[j] = 0;
+  }
   c->interpolated_valid = 0;
   const double *settled = at;
   int converged = !nz || (c->settle && !settle(c, t, at, &settled));

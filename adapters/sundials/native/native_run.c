@@ -47,9 +47,9 @@ static int look_at_start(event_loop *m, const mode_tables *first, context *c, co
       if (moving && direction * rate[j] > 0) return 0;
       if (!moving && (first->links[j].jumps || !first->links[j].waits)) return 0;
       if (rate[j] != 0 && still_at_start(m, c, x, memory, j, rate[j])) return 0;
-      if (!moving && may_fire(m, c, &first->links[j], m->t0, x, memory)) return 0;
       c->zero_band[j] = width;
       c->leaving_sign[j] = moving ? sign_of(rate[j]) : 0;
+      if (!moving && may_fire(m, first, c, &first->links[j], m->t0, x, memory, c->zero_band + j, c->leaving_sign + j)) return 0;
     } else if (direction * h[j] > 0) {
       const link *l = &first->links[j];
       if (!l->cross || !l->waits || l->toggles || l->jumps) return 0;

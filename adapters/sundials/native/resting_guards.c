@@ -63,19 +63,22 @@ static int known_of(event_loop *m, const mode_tables *to, double t, const event 
 /* Find the guards at rest that leave zero: write their bands to `band`, followed by the signs with which they leave. */
 static int depart(event_loop *m, const mode_tables *to, double t, const event *e, double past, const double *value,
                       const double *rate, double *band) {
-  const context *c = to->run->model;
+  context *c = to->run->model;
   const integer ng = c->n_guards;
   const double *reach = value + ng, *of_rate = rate + ng, by_times = fmax(REST_MOMENT, m->rtol) * past;
-  double *bend = m->rest + REST_STATES * c->n + 9 * ng, *twist = bend + 2 * ng;
+  double *bend = m->rest + REST_STATES * c->n + 9 * ng, *twist = bend + 2 * ng, *coarse = twist + 2 * ng, *coarser = coarse + ng;
+  double *state = m->rest + c->n, *rates = m->rest + REST_STATES * c->n;
   if (known_of(m, to, t, e, past, at_bends, bend) || known_of(m, to, t, e, past, at_twists, twist)) return FATAL;
+  if (at_bends(c, t, e->x_after, 2 * past, coarse, state, rates)) return FATAL;
+  if (at_twists(c, t, e->x_after, 2 * past, coarser, state, rates)) return FATAL;
   for (integer j = 0; j < to->n_guards; j++) {
     if (!(fabs(value[j]) <= KNOWN * reach[j] && fabs(rate[j]) <= KNOWN * of_rate[j])) continue;
     const double rounding = DBL_EPSILON / m->rtol * of_rate[j] / (REST_MOMENT * past);
     const double of_twist = twist[ng + j] + rounding / (REST_WHILE * past);
     const double of_bend = bend[ng + j] + rounding + by_times * fabs(twist[j]);
     double away = 0;
-    if (fabs(bend[j]) > KNOWN * of_bend) away = sign_of(bend[j]);
-    else if (fabs(twist[j]) > KNOWN * of_twist) away = sign_of(twist[j]);
+    if (fabs(bend[j]) > KNOWN * of_bend + TRUNCATION * fabs(coarse[j] - bend[j])) away = sign_of(bend[j]);
+    else if (fabs(twist[j]) > KNOWN * of_twist + TRUNCATION * fabs(coarser[j] - twist[j])) away = sign_of(twist[j]);
     if (away == 0 || ((double)to->links[j].direction * away > 0 && !to->links[j].toggles && !to->links[j].jumps)) continue;
     band[j] = fmax(REST_LEFT * reach[j], 2 * fabs(value[j]));
     band[ng + j] = away;
@@ -83,16 +86,38 @@ static int depart(event_loop *m, const mode_tables *to, double t, const event *e
   return 0;
 }
 
-/* Whether a guard that is zero, as is its rate, may leave zero to the side on which it fires: see `leaving_signs`; a
- * value by rounding counts, which the automaton looks at. The context's memory becomes that of the point. */
-static int may_fire(event_loop *m, context *c, const link *l, double t, const double *from, const double *memory) {
+/* Finds the change of a guard by the tolerances of the state: see `_by_tolerances`; returns whether that failed. */
+static int change_by_tolerances(const event_loop *m, const mode_tables *at, context *c, double t, const double *x,
+                                integer guard, double *change) {
+  double *moved = m->rest, *found = m->rest + REST_STATES * c->n;
+  if (guards_and_rates(c, t, x, found)) return 1;
+  const double here = found[guard];
+  *change = 0;
+  for (int side = 0; side < 2; side++) {
+    for (integer i = 0; i < c->n; i++) {
+      const double angle = 1.0 + 2.4 * (double)i, allowed = at->absolute[i] + m->rtol * fabs(x[i]);
+      moved[i] = x[i] + allowed * (side ? sin(angle) : cos(angle));
+    }
+    if (guards_and_rates(c, t, moved, found)) return 1;
+    *change = hypot(*change, found[guard] - here);
+  }
+  return 0;
+}
+
+/* Finds the side of zero to which a guard leaves that is zero, as is its rate, 0 if it stays, and a band that it leaves: see
+ * `leaving_signs`. Returns whether it may fire, or is not on one side at all the times of that; then the automaton looks. The
+ * context's memory becomes that of the point. */
+static int may_fire(event_loop *m, const mode_tables *to, context *c, const link *l, double t, const double *from,
+                    const double *memory, double *band, double *side) {
   const integer n = c->n;
   double *x = m->rest, *moved = x + n, *completed = moved + n, *correction = completed + n, *rate = correction + n, *sum = rate + n;
-  double *guards = m->rest + REST_STATES * n, share = FIRST_LOOK;
-  const double begin = t, direction = (double)l->direction;
-  memcpy(x, from, (size_t)n * sizeof(double));
+  double *guards = m->rest + REST_STATES * n, share = FIRST_LOOK, change;
+  const double begin = t;
+  *side = 0;
   memcpy(c->memory, memory, (size_t)m->n_memory * sizeof(double));
   c->held_valid = 0;
+  if (change_by_tolerances(m, to, c, t, from, l->index, &change)) return 1;
+  memcpy(x, from, (size_t)n * sizeof(double));
   for (int look = 0; look < LOOKS_AHEAD; look++, share *= LOOK_RATIO) {
     const double h = begin + share * (m->t1 - m->t0) - t, weights[4] = {0, 0.5, 0.5, 1}, shares[4] = {1, 2, 2, 1};
     memset(sum, 0, (size_t)n * sizeof(double));
@@ -105,8 +130,12 @@ static int may_fire(event_loop *m, context *c, const link *l, double t, const do
     for (integer i = 0; i < n; i++) x[i] += h * sum[i];
     t += h;
     if (guards_and_rates(c, t, x, guards)) return 1;
-    if (direction == 0 ? guards[l->index] != 0 : direction * guards[l->index] > 0) return 1;
+    const double now = (guards[l->index] > 0) - (guards[l->index] < 0);
+    if (look && now != *side) return 1;
+    if (now != 0 && (double)l->direction * now >= 0) return 1;
+    *side = now;
   }
+  if (*side != 0) *band = fmax(*band, REST_LEFT * change);
   return 0;
 }
 
