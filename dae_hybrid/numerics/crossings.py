@@ -304,8 +304,9 @@ class Scan:
                 return self.value(t, i)
 
             t0, t1 = start.t, end.t
-            root, near = t1, 8 * EPS * max(abs(t0), abs(t1))
+            root = t1
             if end.values[i] != 0 and np.sign(guard(t0)) * np.sign(guard(t1)) < 0:
+                near = 8 * EPS * max(abs(t0), abs(t1))
                 root = float(brentq(guard, t0, t1, xtol=near, rtol=8 * EPS, maxiter=MAX_ROOT_ITERATIONS))
             found.append((root, i))
         root, index = min(found)

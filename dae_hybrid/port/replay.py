@@ -35,13 +35,22 @@ class Interpolant:
         index = self.row(t)
         offset = t - self.rows[index, 0]
         derivatives = self.rows[index, DENSE_COLUMNS:].reshape(len(t), -1, self.n)
-        values, terms = np.zeros((2, len(t), self.n))
-        for k in range(derivatives.shape[1] - 1, -1, -1):
-            values = values * offset[:, None] + derivatives[:, k] / factorial(k)
-            terms = terms * np.abs(offset)[:, None] + np.abs(derivatives[:, k]) / factorial(k)
-        if derivatives.shape[1] > 1:
-            terms += np.abs(t[:, None] * derivatives[:, 1])
-        return np.where((values < 0) & (-values <= PATH_ROUNDINGS * EPS * terms), 0.0, values)
+        values = _polynomials(derivatives, offset)
+        below = values < 0
+        if below.any():
+            terms = _polynomials(np.abs(derivatives), np.abs(offset))
+            if derivatives.shape[1] > 1:
+                terms += np.abs(t[:, None] * derivatives[:, 1])
+            values[below & (-values <= PATH_ROUNDINGS * EPS * terms)] = 0.0
+        return values
+
+
+def _polynomials(derivatives: Array, offset: Array) -> Array:
+    """Values of polynomials with these derivatives (N, order + 1, n) at points, at a distance of each: (N, n)."""
+    values = np.zeros((len(offset), derivatives.shape[2]))
+    for k in range(derivatives.shape[1] - 1, -1, -1):
+        values = values * offset[:, None] + derivatives[:, k] / factorial(k)
+    return values
 
 
 def shortened(rows: Array, n: int, end: float) -> Array:

@@ -239,7 +239,8 @@ def compare(
     scale = np.maximum(np.abs(swept.gradient) @ np.abs(v), MIN_GRADIENT_SHARE * swept.sizes)
     defect = float((np.abs(forward - adjoint) / scale).max())
     if gradient is not None:
-        size, whole = np.abs(swept.gradient * v), _scale(swept, swept.gradient * v)
+        changes = swept.gradient * v
+        size, whole = np.abs(changes), _scale(swept, changes)
         size = np.where(size >= MIN_GRADIENT_SHARE * whole, size, whole)
         defect = float((np.abs((gradient[chosen] - swept.gradient) * v) / size).max(initial=defect))
     return Duality(

@@ -43,6 +43,14 @@ static int at_twists(context *c, double t, const double *x, double past, double 
   return differenced(c, t, x, REST_WHILE * past, past, at_bends, found, state, rates);
 }
 
+/* A state is moved by its tolerances, in one of two patterns: see `patterns`. */
+static void move_by_tolerances(const event_loop *m, const mode_tables *at, integer n, const double *x, int side, double *moved) {
+  for (integer i = 0; i < n; i++) {
+    const double angle = 1.0 + 2.4 * (double)i, allowed = at->absolute[i] + m->rtol * fabs(x[i]);
+    moved[i] = x[i] + allowed * (side ? sin(angle) : cos(angle));
+  }
+}
+
 /* A quantity of every guard after an event, and its uncertainty due to the tolerances of the state. */
 static int known_of(event_loop *m, const mode_tables *to, double t, const event *e, double past, quantity *of, double *value) {
   context *c = to->run->model;
@@ -50,10 +58,7 @@ static int known_of(event_loop *m, const mode_tables *to, double t, const event 
   double *x = m->rest, *state = x + n, *rates = m->rest + REST_STATES * n, *moved = rates + 4 * ng, *reach = value + ng;
   if (of(c, t, e->x_after, past, value, state, rates)) return FATAL;
   for (int side = 0; side < 2; side++) {
-    for (integer i = 0; i < n; i++) {
-      const double angle = 1.0 + 2.4 * (double)i, allowed = to->absolute[i] + m->rtol * fabs(e->x_after[i]);
-      x[i] = e->x_after[i] + allowed * (side ? sin(angle) : cos(angle));
-    }
+    move_by_tolerances(m, to, n, e->x_after, side, x);
     if (of(c, t, x, past, moved, state, rates)) return FATAL;
     for (integer j = 0; j < ng; j++) reach[j] = side ? hypot(reach[j], moved[j] - value[j]) : moved[j] - value[j];
   }
@@ -94,10 +99,7 @@ static int change_by_tolerances(const event_loop *m, const mode_tables *at, cont
   const double here = found[guard];
   *change = 0;
   for (int side = 0; side < 2; side++) {
-    for (integer i = 0; i < c->n; i++) {
-      const double angle = 1.0 + 2.4 * (double)i, allowed = at->absolute[i] + m->rtol * fabs(x[i]);
-      moved[i] = x[i] + allowed * (side ? sin(angle) : cos(angle));
-    }
+    move_by_tolerances(m, at, c->n, x, side, moved);
     if (guards_and_rates(c, t, moved, found)) return 1;
     *change = hypot(*change, found[guard] - here);
   }
