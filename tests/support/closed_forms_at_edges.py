@@ -357,7 +357,11 @@ EXPONENTS = tuple(round(0.1 * k, 1) for k in range(-9, 10))
 
 
 def singular_rate(rng: np.random.Generator) -> ClosedForm:
-    """h' = -a r(h) ends where h is zero: the time, or the integral of h, with r = h^q, 1 - log h, 1 / h."""
+    """h' = -a r(h) ends where h is zero: the time, or the integral of h, with r = h^q, 1 - log h, 1 / h.
+
+    The run ends at a last point before an infinite rate, and the derivative of its time has the relative error of h
+    there: that of the run over h.
+    """
     law = pick(rng, "log", "inverse", *EXPONENTS, 0.5)
     cost, ends = pick(rng, "time", "integral"), bool(rng.integers(2))
     p0 = np.array([real(rng, 0.2, 2), real(rng, 0.3, 2)])
@@ -384,7 +388,7 @@ def singular_rate(rng: np.random.Generator) -> ClosedForm:
         refusals=lost,
         unlike=(dh.GrazingError,) if vanishes else lost,
         unlike_adjoint=(dh.EventError,) if law else (),
-        amplifies=vanishes and cost == "time",
+        amplifies=bool(law) and cost == "time",
     )  # fmt: skip
 
 
