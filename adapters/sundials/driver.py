@@ -14,10 +14,13 @@ from dae_hybrid.codegen.compiler import compile_source
 from .header import CONSTANTS, STRUCTS, source
 from .library import load
 
-PAUSED, ROWS_FULL, STALLED, LOST, NOT_STARTED, FINISHED, COMPLETE, SINGULAR, STUCK, REACHED_STOP, FOUND_ROOT = (
+(
+    PAUSED, ROWS_FULL, STALLED, LOST, NOT_STARTED, FINISHED, COMPLETE, SINGULAR, STUCK, REACHED_STOP, FOUND_ROOT,
+    AT_ROUNDING,
+) = (
     CONSTANTS[name] for name in (
         "PAUSED", "ROWS_FULL", "STALLED", "LOST", "NOT_STARTED", "FINISHED", "COMPLETE", "SINGULAR", "STUCK",
-        "REACHED_STOP", "FOUND_ROOT",
+        "REACHED_STOP", "FOUND_ROOT", "AT_ROUNDING",
     )
 )  # fmt: skip
 GLANCES, HISTORY, TURN = (CONSTANTS[name] for name in ("GLANCES", "HISTORY", "TURN"))

@@ -12,7 +12,7 @@ from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.numerics.crossings import GuardSample, Pace, Scan, Turn, Turns, is_calm
 from dae_hybrid.port.failure_messages import unresolved_guard
 
-from .driver import FOUND_ROOT, PAUSED, REACHED_STOP, SINGULAR, STALLED, STUCK
+from .driver import AT_ROUNDING, FOUND_ROOT, PAUSED, REACHED_STOP, SINGULAR, STALLED, STUCK
 from .header import CONSTANTS
 from .library import ONE_STEP, load
 
@@ -61,6 +61,7 @@ class ForwardLoop:
     def begin(self, t0: float) -> int:
         """Restart the solver from its vectors; return SUNDIALS' code."""
         self.t, self.steps, self.failures, self.loose = t0, 0, (0, 0), 0.0
+        self._longest, self._blurred = 0.0, False
         self.model.reset()
         self.model.forget_spread()
         self.model.root_calls = 0
@@ -114,7 +115,8 @@ class ForwardLoop:
                 return int(status)
             self.steps += 1
             stuck = stuck + 1 if self.t == before else 0
-            if stuck >= STUCK:
+            blurred = 0 if status in (REACHED_STOP, FOUND_ROOT) else self._at_rounding(self.t - before)
+            if stuck >= STUCK or blurred == STALLED:
                 return STALLED
             if self.path_width:
                 self._path.append(self._polynomial())
@@ -143,7 +145,20 @@ class ForwardLoop:
                 else:
                     self._fetch(self.t)
                     self._record(self.t)
+            if blurred:
+                return blurred
         return PAUSED
+
+    def _at_rounding(self, moved: float) -> int:
+        """See `at_rounding` in steps.c."""
+        rounding = EPS * abs(self.t)
+        self._longest = max(self._longest, moved)
+        if moved > FINE * rounding:
+            return STALLED if self._blurred else 0
+        if moved >= rounding or self._longest <= FINE * rounding or self._blurred:
+            return 0
+        self._blurred = True
+        return AT_ROUNDING
 
     def stop(self) -> int:
         """End the segment where it was paused."""

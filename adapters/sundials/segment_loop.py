@@ -37,6 +37,9 @@ NONE = -1
 BACK = (0.0, 1e-14, 1e-12, 1e-10, 1e-8, 1e-6)
 
 
+ZeroAtTheEnd = tuple[float, Array, Array, tuple[int, float, float]] | None
+
+
 class SegmentLoop:
     """One task in progress. With a `loop` it continues through native transitions; `task` and `mode` are the latest.
 
@@ -149,6 +152,10 @@ class SegmentLoop:
             status = self._go(taken, min(budget, left - taken), paused)
             if unwatched and status >= 0:
                 self._refuse_singular(self.memory.stepper.t)
+            if status == driver.AT_ROUNDING:
+                if self._zero_here() is not None:
+                    return driver.STALLED
+                continue
             if status not in (driver.PAUSED, driver.STALLED):
                 if status == driver.COMPLETE:
                     self.session.since_look = self.steps - taken
@@ -171,7 +178,7 @@ class SegmentLoop:
     def _repeat(self) -> int:
         """Repeat a record table; all checks were made in the first pass."""
         left, status = self.session.options.max_steps - self.before, driver.PAUSED
-        while left > self.steps and status in (driver.PAUSED, driver.STALLED):
+        while left > self.steps and status in (driver.PAUSED, driver.STALLED, driver.AT_ROUNDING):
             status = self._go(self.steps, left - self.steps, None)
         return status
 
@@ -302,24 +309,29 @@ class SegmentLoop:
             path=path,
         )
 
-    def _zero_at_the_end(self) -> tuple[float, Array, Array, tuple[int, float, float]] | None:
+    def _zero_at_the_end(self) -> ZeroAtTheEnd:
         """The zero of a guard just before the segment's end, if the equations have no finite values beyond it."""
-        task, memory, stepper = self.task, self.memory, self.memory.stepper
-        e = task.equations
-        if not e.n_guards or task.record == "dense":
+        task, stepper = self.task, self.memory.stepper
+        if not task.equations.n_guards or task.record == "dense":
             return None
-        end, p = stepper.t, self.session.parameters
         if not stepper.steps:  # a method that replaced a failed one has no step to interpolate
-            return zero_at_the_end(task, task.t0, task.x0, p, self.session.options, memory.model.zero_band)
+            return self._zero_here()
+        end = stepper.t
         for back in BACK:  # the zero may lie beyond the last finite values
             stepper.move_to(end - back * max(abs(end), end - task.t0))
-            if stepper.stop() >= 0 and np.all(np.isfinite(stepper.completed[: 2 * e.n])):
-                x = memory.x_data[: e.n].copy()
-                found = zero_at_the_end(task, stepper.t, x, p, self.session.options, memory.model.zero_band)
+            if stepper.stop() >= 0 and np.all(np.isfinite(stepper.completed[: 2 * task.equations.n])):
+                found = self._zero_here()
                 if found is not None:
                     return found
         stepper.move_to(end)
         return None
+
+    def _zero_here(self) -> ZeroAtTheEnd:
+        task, memory, stepper = self.task, self.memory, self.memory.stepper
+        if not task.equations.n_guards or task.record == "dense":
+            return None
+        t, x = (stepper.t, memory.x_data[: task.equations.n].copy()) if stepper.steps else (task.t0, task.x0)
+        return zero_at_the_end(task, t, x, self.session.parameters, self.session.options, memory.model.zero_band)
 
     def _is_poisoned(self) -> bool:
         return self.memory.model.counters()["not_finite"] > self.memory.not_finite

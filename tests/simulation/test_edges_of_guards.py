@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -164,6 +165,23 @@ def test_a_rate_that_is_infinite_at_the_event_has_its_derivative_or_none(name: s
     np.testing.assert_allclose(fsa.gradient["T"], [-duration / 0.09, 1 / 0.3], rtol=20 * rtol)
     with pytest.raises(dh.EventError):  # what it would start from is infinite
         dh.adjoint_gradient(system, (0, 9), "T", rtol=rtol)
+
+
+@pytest.mark.parametrize("method", ["bdf", "adams", "erk"])
+def test_no_run_goes_on_past_an_infinite_rate(method: str) -> None:
+    """Steps of one rounding of time, next to the zero, have come back from it as noise, and h grew with any rate."""
+    m = dh.HybridModel("to infinity")
+    a, start, h = m.parameter("a", 0.371), m.parameter("start", 1.0), m.differential("h")
+    full, empty = m.mode("full", ode={h: -a / np.sqrt(h)}), m.mode("empty", ode={h: 0.0})
+    m.transition(full, empty, guard=h, direction="falling", reset={h: 0.0}, name="empty")
+    m.initial(full, {h: start})
+    system = m.build()
+    for height in np.linspace(0.3, 1.9, 33):
+        end = height**1.5 / (1.5 * 0.371)
+        options = {"parameters": {"start": height}, "rtol": 1e-7, "atol": 1e-9, "method": method}
+        with suppress(dh.IntegrationError, dh.EventError):
+            events = dh.simulate(system, (0, 2 * end), **options).events
+            assert [event.time for event in events] == pytest.approx([end], rel=1e-4), height
 
 
 def test_equations_without_values_away_from_guards_are_still_refused() -> None:

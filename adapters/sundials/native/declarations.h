@@ -62,7 +62,7 @@ enum { TURN_GUARD, TURN_FROM, TURN_TO, TURN_SHARE, TURN };
 #define RANK_ROUNDINGS (RANK_TOLERANCE / DBL_EPSILON)
 #define ALLOWED 10.0                         /* tolerances of an adjoint by which the embedded method may differ */
 enum { PARTS = 16 };                         /* subdivisions of a step for the adjoint */
-enum { UNRESOLVED = 104, NOT_STARTED = 105, FINISHED = 107, COMPLETE = 108 };
+enum { UNRESOLVED = 104, NOT_STARTED = 105, FINISHED = 107, COMPLETE = 108, AT_ROUNDING = 109 };
 enum { BUDGET = 20000 };                     /* steps between checks for progress */
 enum { FEW_STATES = 16 };                    /* largest system with solved algebraic variables for the stiffness rule */
 enum { COUNTED = 5 };                        /* counters of a context */
@@ -288,6 +288,8 @@ typedef struct {
   integer n_singularities;                   /* number of determinants of implicit equations, the last guards */
   double turns[TURNED * TURN];               /* near misses of guards, in all segments */
   integer n_turns;
+  double longest;                            /* step of the segment so far */
+  integer blurred;                           /* whether steps have shrunk to the rounding of time */
 } run;
 
 typedef struct {                             /* an adjoint, integrated backward along the path */

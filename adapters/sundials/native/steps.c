@@ -185,7 +185,8 @@ int dh_begin(run *r) {
   context *c = r->model;
   r->steps = 0;
   r->error_test_failures = r->newton_failures = 0;
-  r->loose = 0;
+  r->loose = r->longest = 0;
+  r->blurred = 0;
   c->point_valid = c->interpolated_valid = c->held_valid = 0;
   forget_spread(c);
   if (c->together) c->together->held = 0;
@@ -315,7 +316,18 @@ static int add_sensitivity_error(const run *r) {
   return 0;
 }
 
-/* Step from r->t to the stop time, a root, a failure or the end of the budget (then call again). */
+/* Whether steps have shrunk to the rounding of time, at a singularity, or (STALLED) have grown again, from noise. */
+static int at_rounding(run *r, double moved) {
+  const double rounding = DBL_EPSILON * fabs(r->t);
+  r->longest = fmax(r->longest, moved);
+  if (moved > FINE * rounding) return r->blurred ? STALLED : 0;
+  if (moved >= rounding || r->longest <= FINE * rounding || r->blurred) return 0;
+  r->blurred = 1;
+  return AT_ROUNDING;
+}
+
+/* Step from r->t to the stop time, a root, a failure or the end of the budget (then call again); AT_ROUNDING once where steps
+ * shrink to the rounding of time. */
 int dh_advance(run *r) {
   const context *c = r->model;
   for (integer step = 0, stuck = 0; step < r->budget; step++) {
@@ -329,7 +341,8 @@ int dh_advance(run *r) {
     r->steps++;
     if (c->memory_of && add_sensitivity_error(r)) return FATAL;
     stuck = r->t == before ? stuck + 1 : 0; /* SUNDIALS would continue until its step underflows, and then forever */
-    if (stuck >= STUCK) return STALLED;
+    const int blurred = status == REACHED_STOP || status == FOUND_ROOT ? 0 : at_rounding(r, r->t - before);
+    if (stuck >= STUCK || blurred == STALLED) return STALLED;
     if (r->record == RECORD_DENSE) {
       const int flag = record_dense(r, new_row(r));
       if (flag) return flag;
@@ -367,6 +380,7 @@ int dh_advance(run *r) {
       if (flag) return flag;
       if (!r->n_eval) record_values(r, r->t, now);
     }
+    if (blurred) return blurred;
   }
   return PAUSED;
 }
