@@ -8,6 +8,7 @@ from typing import NamedTuple
 #: the value of ``method=`` that leaves the choice to the adapter, mode by mode and along the run
 AUTO = "auto"
 DENSE_COLUMNS = 3  # t_n, h and order come before the derivatives
+POINT_COLUMNS = 2  # t_n and h come before the state
 
 
 class Path(NamedTuple):
@@ -24,7 +25,7 @@ class Path(NamedTuple):
 #: the interpolant of every step, on which adjoints are integrated
 POLYNOMIALS = Path(DENSE_COLUMNS, exact=False)
 #: the end points of the steps, from which explicit steps are reversed one by one
-POINTS = Path(1, exact=True)
+POINTS = Path(POINT_COLUMNS, exact=True)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -35,7 +35,7 @@ SHORTEST_SPAN = 1e-140
 #: compiled loops count in integers of 64 bits
 UNLIMITED = 2**62
 #: reciprocals of tolerances must not overflow
-SMALLEST_ATOL = 1e-300
+SMALLEST_TOLERANCE = 1e-300
 
 
 def _positive(name: str, value: object) -> float:
@@ -64,8 +64,8 @@ def positive_integer(name: str, value: object) -> int:
 
 
 def _tolerance(name: str, value: object) -> None:
-    if _positive(name, value) < SMALLEST_ATOL:
-        raise OptionError(f"{name} must be at least {SMALLEST_ATOL:g}, got {value!r}.")
+    if _positive(name, value) < SMALLEST_TOLERANCE:
+        raise OptionError(f"{name} must be at least {SMALLEST_TOLERANCE:g}, got {value!r}.")
 
 
 def check_keep(keep: object, t_eval: object) -> None:
@@ -171,7 +171,8 @@ class Options:
     native_events: bool = True
 
     def __post_init__(self) -> None:
-        if _positive("rtol", self.rtol) >= 1.0:
+        _tolerance("rtol", self.rtol)
+        if self.rtol >= 1.0:
             raise OptionError(f"rtol must be below 1, got {self.rtol!r}.")
         try:
             object.__setattr__(self, "atol", as_mapping(self.atol))

@@ -222,6 +222,8 @@ class EquationCallbacks:
         self._path: Array | None = path
         c.path, (c.path_rows, c.path_width), c.component = path.ctypes.data, path.shape, component
         c.path_row = c.path_rows - 1
+        self._clocks = np.empty(len(path))
+        c.clocks = self._clocks.ctypes.data
         self.reset()
 
     def leave(self) -> None:

@@ -7,6 +7,7 @@ from ctypes import c_int, c_void_p
 import numpy as np
 
 from dae_hybrid.codegen.kernels import Kernel, densified
+from dae_hybrid.method import DENSE_COLUMNS, POINT_COLUMNS
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.step_polynomial import COEFFICIENTS
 from dae_hybrid.options import Options
@@ -193,8 +194,8 @@ class Forward(SolverMemory):
     ) -> None:
         """Set the quantities to record up to a time; see `SegmentTask`."""
         n = self.equations.n
-        dense = 3 + (self.dense_order + 1) * n
-        of_path = 1 + n if self.explicit else dense
+        dense = DENSE_COLUMNS + (self.dense_order + 1) * n
+        of_path = POINT_COLUMNS + n if self.explicit else dense
         width = dense if record == "dense" else 1 + n * (1 + len(self.s_data))
         self.stepper.prepare(
             t_stop, until, record, t_eval, closed, width, self.dense_order,

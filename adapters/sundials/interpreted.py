@@ -98,13 +98,23 @@ class EquationCallbacks(LinearCallbacks):
         self._library = load()
 
     user_data: int | None = None
-    origin = earliest = 0.0  # origin and end of the time in an adjoint's callbacks
+    origin = earliest = 0.0  # time where an adjoint's clock is zero, and the end of the adjoint
 
     def set_path(self, path: Array, component: int) -> None:
         """Set the path that the adjoint follows, and its component."""
-        self._path: Any = Interpolant(path, self.equations.n)
+        self._path: Any = Interpolant(path.copy(), self.equations.n)
+        self._last = float(path[-1, 0])
         self._component = component
         self.reset()
+
+    def set_clocks(self, end: float | None) -> None:
+        """Let the clock be zero at the end of a segment, or (None) at its start; see `set_clocks` in steps.c."""
+        ends, steps = self._path.rows[:, 0], self._path.rows[:, 1]
+        if end is None:
+            ends[:] = np.cumsum(steps)
+        else:
+            ends[:] = np.cumsum(np.concatenate(([self._last - end], -steps[:0:-1])))[::-1]
+        self._where = None
 
     def leave(self) -> None:
         """Release the path, which may be large."""
@@ -118,10 +128,14 @@ class EquationCallbacks(LinearCallbacks):
         """Invalidate the cached linearisation."""
         self._point = self._where = None
 
-    def row(self, t: float) -> tuple[int, float]:
+    def row(self, clock: float) -> tuple[int, float]:
         """Index of the step of the path that contains a time, and the time since the step's start."""
-        i = int(self._path.row(t))
-        return i, t - float(self._path.rows[i, 0] - self._path.rows[i, 1])
+        i = int(self._path.row(clock))
+        return i, clock - self.start_of(i)
+
+    def start_of(self, i: int) -> float:
+        """Where a step of the path starts on the clock."""
+        return float(self._path.rows[i, 0] - self._path.rows[i, 1])
 
     def counters(self) -> dict[str, int]:
         """Numbers of calls so far."""
@@ -197,12 +211,12 @@ class EquationCallbacks(LinearCallbacks):
         n, pairs = self.equations.n, zip(s, self.parameter_directions, self.memory_directions, strict=True)
         return [by_x @ si[:n] + by_p @ dp + by_m @ dm for si, dp, dm in pairs]
 
-    def _followed(self, t: float) -> dict[str, Array]:
+    def _followed(self, clock: float) -> dict[str, Array]:
         """The linearisation at a time of the path, with consistent algebraic variables."""
-        t = max(self.origin + t, self.earliest)
-        if self._where is not None and self._where[0] == t:
+        t = max(self.origin + clock, self.earliest)
+        if self._where is not None and self._where[0] == clock:
             return self._linearised(t, self._where[1])
-        x = self._path(np.array([t]))[0]
+        x = self._path(np.array([clock]))[0]
         if self.equations.n > self.equations.n_differential:
             for _ in range(SOLVES):
                 x, _, correction = self.evaluate("complete", t, x)
@@ -211,7 +225,7 @@ class EquationCallbacks(LinearCallbacks):
                     break
             else:
                 raise _Recoverable
-        self._where = (t, x)
+        self._where = (clock, x)
         return self._linearised(t, x)
 
     def adjoint(self, t: float, lam: Array) -> Array:

@@ -19,8 +19,8 @@ from .library import ONE_STEP, load
 if TYPE_CHECKING:
     from .interpreted import EquationCallbacks
 
-POLISH, ABSOLUTE, FROM_END, FROM_START, FINE, NEARBY = (
-    CONSTANTS[name] for name in ("POLISH", "ABSOLUTE", "FROM_END", "FROM_START", "FINE", "NEARBY")
+POLISH, FROM_END, FROM_START, FINE, NEARBY = (
+    CONSTANTS[name] for name in ("POLISH", "FROM_END", "FROM_START", "FINE", "NEARBY")
 )
 
 
@@ -337,18 +337,18 @@ class BackwardLoop:
         self.longest, self.t_eval, self.next_eval = longest, t_eval, 0
         self.samples = np.zeros((t_eval.size, self.model.equations.n))
         self._start_values = self.model.vector(self.handles["x"]).copy()
-        return self._start(ABSOLUTE)
+        self.anchor, self.clock, self.cautious = FROM_END, 0.0, False
+        self.model.set_clocks(t)
+        return self._start()
 
-    def _start(self, anchor: int) -> int:
+    def _start(self) -> int:
         """See `start_back` in steps.c."""
-        h, model = self.handles, self.model
-        self.anchor, model.origin = anchor, (0.0, self.begun, self.t_stop)[anchor]
-        model.earliest = self.t_stop
-        self.solver_time = self.t - model.origin
-        self.target = self.toward = self.t_stop - model.origin
-        if anchor == FROM_END and self.family == "CVode":
-            self.toward = self.solver_time + NEARBY * (self.target - self.solver_time)
-        flag = self._flag("ReInit", self.solver_time, h["x"], *((h["xdot"],) if self.family == "IDA" else ()))
+        h, model, from_end = self.handles, self.model, self.anchor == FROM_END
+        model.origin, model.earliest = self.begun if from_end else self.t_stop, self.t_stop
+        self.target = self.toward = model.start_of(0) if from_end else 0.0
+        if self.cautious and self.family == "CVode":
+            self.toward = self.clock + NEARBY * (self.target - self.clock)
+        flag = self._flag("ReInit", self.clock, h["x"], *((h["xdot"],) if self.family == "IDA" else ()))
         if flag >= 0 and model.weights.size:
             flag = self._flag("QuadReInit", h["integrals"])
         return flag if flag < 0 else self._flag("SetStopTime", self.target)
@@ -362,14 +362,17 @@ class BackwardLoop:
             return flag
         if self.family == "IDA":
             rates, ny, x = model.vector(h["xdot"]), e.n_differential, model.vector(h["x"])
-            solver_time = self.t - model.origin
-            rates[: e.n], rates[e.n] = -model.adjoint(solver_time, x), model.guide(solver_time, x)
+            rates[: e.n], rates[e.n] = -model.adjoint(self.clock, x), model.guide(self.clock, x)
             rates[ny : e.n] = 0.0
-        return self._start(anchor)
+        self.anchor = anchor
+        i, since = model.row(self.clock)
+        model.set_clocks(self.begun if anchor == FROM_END else None)
+        self.clock = model.start_of(i) + since
+        return self._start()
 
-    def _longest_step(self, t: float) -> float:
+    def _longest_step(self, clock: float) -> float:
         """See `longest_step` in steps.c."""
-        i, since = self.model.row(t)
+        i, since = self.model.row(clock)
         return float(min(self.longest[i], self.longest[i - 1] + since / 2) if i else self.longest[0])
 
     def advance(self, budget: int) -> int:
@@ -380,11 +383,11 @@ class BackwardLoop:
             ahead = c_double()  # see `dh_back` in steps.c
             if self.steps:
                 self._call("GetCurrentStep", byref(ahead))
-            most = min(self.max_step, self._longest_step(self.t))
-            stop = max(self.target, self.solver_time - most)
+            most = min(self.max_step, self._longest_step(self.clock))
+            stop = max(self.target, self.clock - most)
             short = self.steps > 0 and abs(ahead.value) > most and stop > self.target
             self._call("SetStopTime", stop if short else self.target)
-            bound = min(self.max_step, self._longest_step(self.t - most if short else self.t + ahead.value))
+            bound = min(self.max_step, self._longest_step(self.clock - most if short else self.clock + ahead.value))
             if bound != self.bound:
                 self._call("SetMaxStep", bound if np.isfinite(bound) else 0.0)
                 self.bound = bound
@@ -394,23 +397,25 @@ class BackwardLoop:
                 status = self.library.CVode(h["memory"], self.toward, h["x"], byref(time), ONE_STEP)
             if status == REACHED_STOP and short:
                 status = 0
-            moved = 0.0 if status < 0 else abs(time.value - self.solver_time)
-            blurred = status != REACHED_STOP and moved < FINE * EPS * abs(time.value)
-            if not self.steps and self.anchor == ABSOLUTE and blurred and not self.model.has_failed:
+            before, moved = self.clock, 0.0 if status < 0 else abs(time.value - self.clock)
+            blurred = status != REACHED_STOP and moved < FINE * EPS * abs(time.value if self.steps else self.toward)
+            if not self.steps and not self.cautious and blurred and not self.model.has_failed:
+                self.cautious = True
                 flag = self._restart(FROM_END)
                 if flag < 0:
                     return flag
                 continue
             if status < 0:
                 return int(status)
-            self.solver_time, self.toward, self.steps = time.value, self.target, self.steps + 1
-            self.t = self.t_stop if status == REACHED_STOP else max(self.model.origin + self.solver_time, self.t_stop)
+            self.clock, self.toward, self.steps = time.value, self.target, self.steps + 1
+            self.t = self.t_stop if status == REACHED_STOP else max(self.model.origin + self.clock, self.t_stop)
             stuck = stuck + 1 if moved == 0 else 0
             if stuck >= STUCK:
                 return STALLED
             asked = self.t_eval - self.model.origin
-            while self.next_eval < asked.size and asked[self.next_eval] >= self.solver_time:
-                self._call("GetDky", float(asked[self.next_eval]), 0, h["sample"])
+            while self.next_eval < asked.size and (asked[self.next_eval] >= self.clock or status == REACHED_STOP):
+                at = float(np.clip(asked[self.next_eval], self.clock, before))  # to the rounding of time
+                self._call("GetDky", at, 0, h["sample"])
                 self.samples[self.next_eval] = self.model.vector(h["sample"])[:n]
                 self.next_eval += 1
             if status == REACHED_STOP:

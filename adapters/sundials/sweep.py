@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dae_hybrid.method import POINT_COLUMNS
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.failure_messages import not_finite_derivatives
 from dae_hybrid.port.integrator import Equations, Tolerances
@@ -45,7 +46,7 @@ class DiscreteAdjoint:
         self._work = [np.zeros(size) for size in sizes]
         names = ("states", "slopes", "values", "middle", "products", "sum")
         self.struct = ExplicitAdjoint(
-            model=self.model.user_data, table=table.struct, width=1 + e.n, nonzeros=nonzeros,
+            model=self.model.user_data, table=table.struct, width=POINT_COLUMNS + e.n, nonzeros=nonzeros,
             **{name: work.ctypes.data for name, work in zip(names, self._work, strict=True)},
         )  # fmt: skip
         self._library = loops()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dae_hybrid import method
 from dae_hybrid.codegen import casadi_tools
 from dae_hybrid.compile import mode_functions
 from dae_hybrid.conditions import amplification, instants, resolution, sequences
@@ -26,7 +27,8 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
         ("THIRD_DERIVATIVE_STEP", "REST_WHILE"), "TERMS_STEP", "RATE_ROUNDINGS",
         "FIRST_LOOK", "LOOK_RATIO", ("LOOKS", "LOOKS_AHEAD"), "TRUNCATION",
     ),
-    replay: ("DENSE_COLUMNS", "PATH_ROUNDINGS"),
+    method: ("DENSE_COLUMNS", "POINT_COLUMNS"),
+    replay: ("PATH_ROUNDINGS",),
     event_accuracy: (
         ("INACCURATE_TIME_FACTOR", "AMPLIFIED"), ("MIN_RANGE_SHARE", "UNSEEN"), ("EVENTS_CHECKED", "LOOKED_AT"),
     ),

@@ -190,7 +190,7 @@ static const double *steps_of(const event_loop *m, integer i, integer before, in
   const integer end = i < m->n_events ? (integer)m->records[m->offsets[i] + PATH_END_AT] : r->n_path;
   *count = r->path ? end - before : own.row_end - own.row;
   *width = r->path ? r->path_width : r->width;
-  *first = r->path && !r->step ? DENSE_COLUMNS : 1;
+  *first = !r->path ? 1 : r->step ? POINT_COLUMNS : DENSE_COLUMNS;
   if (r->path) return r->path + before * r->path_width;
   return r->n_eval ? 0 : r->rows + own.row * r->width;
 }

@@ -41,7 +41,7 @@ enum { SHORTER = 10 };                       /* factor by which an explicit step
 enum { LOOKS = 3 };                          /* evaluations of the cubic through the ends of an explicit step */
 enum { SHORT = 16 };                         /* longest vectors that are combined elementwise */
 enum { TOGETHER = 8 };                       /* directions processed at a time */
-enum { ABSOLUTE, FROM_END, FROM_START };     /* origin of the solver's time, in an adjoint */
+enum { FROM_END, FROM_START };               /* of a segment: origin of the solver's time, in an adjoint */
 #define COARSEST 1e-2                        /* largest relative tolerance of an algebraic variable */
 enum { PROBES = 3 };                         /* perturbations of y that estimate the propagation of its errors */
 enum { PART = 4 };                           /* integers per part of the derivatives by p: no columns: a vector, else the
@@ -66,7 +66,7 @@ enum { UNRESOLVED = 104, NOT_STARTED = 105, FINISHED = 107, COMPLETE = 108, AT_R
 enum { BUDGET = 20000 };                     /* steps between checks for progress */
 enum { FEW_STATES = 16 };                    /* largest system with solved algebraic variables for the stiffness rule */
 enum { COUNTED = 5 };                        /* counters of a context */
-#define FINE 1e4                             /* roundings of time: shorter steps need another time origin, */
+#define FINE 1e4                             /* roundings of time: shorter steps need an origin of time that is closer, */
 #define NEARBY 1e-6                          /* and the first step from it is at most this share of the rest */
 #define MOMENT 1e-3                          /* share of a step after which a guard has left zero */
 enum { GUESSES = 8 };                        /* iterations for the zero of a cubic */
@@ -181,9 +181,10 @@ typedef struct {
   double *parameter_gradient;                /* n_parameters: work */
   const double *path;                        /* rows of `record_dense`: the solution that the adjoint follows */
   integer path_rows, path_width, path_row;   /* number and width of its rows, and the last row used */
-  double origin, earliest;                   /* origin and end of the time in an adjoint's callbacks; see `start_back` */
+  double *clocks;                            /* the ends of its steps on an adjoint's clock, see `start_back`; */
+  double origin, earliest;                   /* time where it is zero, and the end of the adjoint */
   double *interpolated;                      /* 4 n: the state at a time of the path, and work */
-  double interpolated_time;
+  double interpolated_clock;
   integer interpolated_valid;
   integer component;                         /* index of the adjoint's integrand */
   double point_time;
@@ -247,7 +248,8 @@ typedef struct {                             /* data of an explicit step, to eva
   const double *nodes;                       /* Chebyshev points on [0, 1] */
   integer size;                              /* of a state with integrals and sensitivities */
   double *begin, *end, *stages, *trial;      /* states at both ends of the step; stages x size; work */
-  double begins, ends;                       /* times of both ends */
+  double begins, ends;                       /* times of both ends, */
+  double length;                             /* whose difference is the step to rounding of time only */
 } explicit_step;
 
 typedef struct {
@@ -280,7 +282,7 @@ typedef struct {
   explicit_step *step;                       /* null for multistep methods */
   integer jumps;                             /* whether the guard changes sign between adjacent numbers */
   long failures_before;                      /* ARKODE's count of failed error tests at the start of the segment */
-  double *path;                              /* a row per step, for the adjoint: t and x for explicit steps */
+  double *path;                              /* a row per step, for the adjoint: t, h and x for explicit steps */
   integer n_path, path_capacity, path_width;
   double first_step, next_step;              /* first step (0: the solver's choice), and proposed next step */
   double approach;                           /* the guard one iteration before its zero was found; 0: unknown */
@@ -302,6 +304,7 @@ typedef struct {                             /* an adjoint, integrated backward 
   double t, t_stop, max_step, bound;         /* bound: the step limit set in the solver */
   double begun, clock, target, toward;       /* start; the solver's time, its stop time, a time in its direction */
   integer n_eval, next_eval, budget, steps, implicit, anchor;
+  integer cautious;                          /* whether the first step is short */
 } backward;
 
 typedef struct {                             /* a transition, measurement or knot */
@@ -421,7 +424,7 @@ typedef struct {                             /* a run from start to end, see nat
 typedef struct {                             /* the adjoint of explicit steps */
   context *model;
   tableau table;
-  integer n_components, n_rows, width;       /* of the path: t and x of each point */
+  integer n_components, n_rows, width;       /* of the path: t, the step that ended there and x */
   const integer *components;
   const double *path;
   double *adjoint;                           /* n_components x n: dG/dx, input at the end, output at the start */

@@ -369,20 +369,23 @@ static void scatter_column(const sparse *a, integer j, double *out) {
 }
 
 /* the step of the path that contains a time */
-static integer path_row(context *c, double t) {
+static integer path_row(context *c, double clock) {
   integer i = c->path_row;
-  while (i > 0 && t <= c->path[(i - 1) * c->path_width]) i--;
-  while (i < c->path_rows - 1 && t > c->path[i * c->path_width]) i++;
+  while (i > 0 && clock <= c->clocks[i - 1]) i--;
+  while (i < c->path_rows - 1 && clock > c->clocks[i]) i++;
   return c->path_row = i;
 }
 
+static double time_of(const context *c, double clock) { return fmax(c->origin + clock, c->earliest); }
+
 /* Evaluate the solver's polynomial on the step of the path that contains a time. It has the accuracy of the tolerance for
  * y, but not for algebraic variables, which may vary faster than the steps: solve for them. */
-static int follow(context *c, double t) {
-  const integer n = c->n, nz = n - c->n_differential;
-  if (c->interpolated_valid && c->interpolated_time == t) return 0;
+static int follow(context *c, double clock) {
+  const integer n = c->n, nz = n - c->n_differential, at_row = path_row(c, clock);
+  const double t = time_of(c, clock);
+  if (c->interpolated_valid && c->interpolated_clock == clock) return 0;
   double *at = c->interpolated, *next = at + n, *correction = next + 2 * n;
-  const double *row = c->path + path_row(c, t) * c->path_width, *derivatives = row + 3, offset = t - row[0];
+  const double *row = c->path + at_row * c->path_width, *derivatives = row + DENSE_COLUMNS, offset = clock - c->clocks[at_row];
   const integer order = (integer)row[2];
   memcpy(at, derivatives + order * n, (size_t)n * sizeof(double));
   for (integer k = order - 1; k >= 0; k--)
@@ -391,7 +394,7 @@ static int follow(context *c, double t) {
     double terms = 0;
     if (!(at[j] < 0)) continue;
     for (integer k = order; k >= 0; k--) terms = fabs(derivatives[k * n + j]) + terms * fabs(offset) / (double)(k + 1);
-    if (-at[j] <= PATH_ROUNDINGS * DBL_EPSILON * (terms + fabs(t * derivatives[n + j]))) at[j] = 0;
+    if (-at[j] <= PATH_ROUNDINGS * DBL_EPSILON * (terms + fabs(clock * derivatives[n + j]))) at[j] = 0;
   }
   c->interpolated_valid = 0;
   const double *settled = at;
@@ -409,21 +412,20 @@ static int follow(context *c, double t) {
     for (integer j = 0; j < nz; j++)
       if (!(correction[j] <= CONVERGED)) converged = 0;
   }
-  c->interpolated_time = t;
+  c->interpolated_clock = clock;
   c->interpolated_valid = 1;
   return 0;
 }
 
 static int linearise_path(context *c, double clock) {
-  const double t = fmax(c->origin + clock, c->earliest);
-  const int flag = follow(c, t);
-  return flag ? flag : linearise(c, t, c->interpolated);
+  const int flag = follow(c, clock);
+  return flag ? flag : linearise(c, time_of(c, clock), c->interpolated);
 }
 
 /* The tape at a time of the path, and the time. */
 static int record_path(context *c, double clock, double *t) {
-  *t = fmax(c->origin + clock, c->earliest);
-  const int flag = follow(c, *t);
+  *t = time_of(c, clock);
+  const int flag = follow(c, clock);
   if (flag || is_known(c, *t, c->interpolated, OF_TAPE)) return flag;
   return take_point(c, *t, c->interpolated, 0, OF_TAPE);
 }

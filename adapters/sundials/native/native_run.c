@@ -328,7 +328,7 @@ static void measure_extents(const native_gradient *b) {
   for (integer i = 0; i < b->n_modes; i++) {
     const integer *slot = b->slots + i * b->widest;
     for (integer k = 0; s->paths[i] && k < b->path_rows[i]; k++)
-      for (integer j = 0; j < m->modes[i].n_y; j++) NOTE(slot[j], s->paths[i][k * s->modes[i]->width + 1 + j]);
+      for (integer j = 0; j < m->modes[i].n_y; j++) NOTE(slot[j], s->paths[i][k * s->modes[i]->width + POINT_COLUMNS + j]);
   }
   const double *begin = rates_begin(b);
   for (integer j = 0; j < m->modes[b->last].n_y; j++) {

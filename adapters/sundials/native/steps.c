@@ -64,7 +64,8 @@ static int keep(run *r, int step) {
   double *row = r->path + r->n_path++ * r->path_width;
   if (step) return record_dense(r, row);
   row[0] = r->t;
-  memcpy(row + 1, c->api->array(r->x), (size_t)c->n * sizeof(double));
+  row[1] = r->t == r->step->ends ? r->step->length : r->t - r->step->begins;
+  memcpy(row + POINT_COLUMNS, c->api->array(r->x), (size_t)c->n * sizeof(double));
   return 0;
 }
 
@@ -205,6 +206,7 @@ int dh_begin(run *r) {
       memset((double *)c->api->array(r->sensitivities[i]) + c->n_differential, 0, (size_t)(c->n - c->n_differential) * sizeof(double));
     flag = c->api->set_first_step(r->memory, fmin(r->first_step, r->t_stop - r->t));
     s->begins = s->ends = r->t;
+    s->length = 0;
     memcpy(s->end, c->api->array(r->x), (size_t)s->size * sizeof(double));
     c->api->get_error_test_failures(r->memory, &r->failures_before);
   }
@@ -278,6 +280,7 @@ static int explicit_advance(run *r) {
   double *free_one = s->begin;
   s->begin = s->end, s->end = free_one;
   s->begins = s->ends, s->ends = r->t;
+  if (c->api->get_last_step(r->memory, &s->length)) return FATAL;
   memcpy(s->end, c->api->array(r->x), (size_t)s->size * sizeof(double));
   return status;
 }
@@ -387,25 +390,36 @@ int dh_advance(run *r) {
 
 /* ---- the adjoint of a segment ------------------------------------------------------------------------- */
 
-/* Start the solver at r->t from its vectors. An adjoint has boundary layers of its own at the end of a segment,
- * as short as the equations are fast, and those of the solution at its start. If time is large, their steps cannot be
- * distinguished: time is then measured from the end of the segment, or from its start. */
-static int start_back(backward *r, integer anchor) {
+/* Where the steps of the path end on the clock: sums of steps are as accurate near the origin as differences of times are
+ * not. */
+static void set_clocks(const backward *r) {
   context *c = r->model;
-  c->origin = anchor == FROM_END ? r->begun : anchor == FROM_START ? r->t_stop : 0;
+  const integer last = c->path_rows - 1;
+  if (r->anchor == FROM_START) {
+    for (integer i = 0; i <= last; i++) c->clocks[i] = (i ? c->clocks[i - 1] : 0) + c->path[i * c->path_width + 1];
+    return;
+  }
+  c->clocks[last] = c->path[last * c->path_width] - r->begun;
+  for (integer i = last; i > 0; i--) c->clocks[i - 1] = c->clocks[i] - c->path[i * c->path_width + 1];
+}
+
+/* Start the solver at r->clock from its vectors. An adjoint has boundary layers of its own at the end of a segment, as short
+ * as the equations are fast, and those of the solution at its start: time is measured from the end, or from the start. */
+static int start_back(backward *r) {
+  context *c = r->model;
+  c->origin = r->anchor == FROM_END ? r->begun : r->t_stop;
   c->earliest = r->t_stop;
-  r->anchor = anchor;
-  r->clock = r->t - c->origin;
-  r->target = r->toward = r->t_stop - c->origin;
+  c->interpolated_valid = 0;
+  r->target = r->toward = r->anchor == FROM_END ? c->clocks[0] - c->path[1] : 0;
   /* CVODE's first step is at least a hundred roundings of the time passed to it */
-  if (anchor == FROM_END && !r->implicit) r->toward = r->clock + NEARBY * (r->target - r->clock);
+  if (r->cautious && !r->implicit) r->toward = r->clock + NEARBY * (r->target - r->clock);
   int flag = r->implicit ? c->api->ida_reinit(r->memory, r->clock, r->x, r->xdot)
                          : c->api->cvode_reinit(r->memory, r->clock, r->x);
   if (!flag && c->n_wrt + c->n_memory) flag = c->api->quad_reinit(r->memory, r->integrals);
   return flag ? flag : c->api->set_stop_time(r->memory, r->target);
 }
 
-/* Continue with another origin of time: from the current point, or again from the end. */
+/* Continue from the current point with the other origin of time, or again from the end with a short step. */
 static int restart_back(backward *r, integer anchor) {
   context *c = r->model;
   double at, *x = c->api->array(r->x);
@@ -417,11 +431,16 @@ static int restart_back(backward *r, integer anchor) {
   }
   if (r->implicit) { /* the solver's interpolant gives the rates to tolerance only */
     double *rates = c->api->array(r->xdot);
-    const int flag = adjoint(c, r->t - c->origin, x, 1, rates);
+    const int flag = adjoint(c, r->clock, x, 1, rates);
     if (flag) return flag;
     for (integer j = 0; j < c->n; j++) rates[j] = j < c->n_differential ? -rates[j] : 0;
   }
-  return start_back(r, anchor);
+  const integer i = path_row(c, r->clock);
+  const double offset = r->clock - c->clocks[i];
+  r->anchor = anchor;
+  set_clocks(r);
+  r->clock = c->clocks[i] + offset;
+  return start_back(r);
 }
 
 /* Start at r->t, toward r->t_stop. */
@@ -430,16 +449,19 @@ int dh_begin_back(backward *r) {
   memcpy(c->api->array(r->sample), c->api->array(r->x), (size_t)(c->n + 1) * sizeof(double));
   r->begun = r->t;
   r->bound = -1;
-  r->steps = r->next_eval = 0;
-  return start_back(r, ABSOLUTE);
+  r->clock = 0;
+  r->steps = r->next_eval = r->cautious = 0;
+  r->anchor = FROM_END;
+  set_clocks(r);
+  return start_back(r);
 }
 
 /* Longest backward step from a time; `longest` holds the bound at the ends of forward steps. */
-static double longest_step(const backward *r, double t) {
+static double longest_step(const backward *r, double clock) {
   context *c = r->model;
-  const integer i = path_row(c, t);
+  const integer i = path_row(c, clock);
   const double *longest = r->longest + i;
-  return i ? fmin(longest[0], longest[-1] + (t - c->path[(i - 1) * c->path_width]) / 2) : longest[0];
+  return i ? fmin(longest[0], longest[-1] + (clock - c->clocks[i - 1]) / 2) : longest[0];
 }
 
 /* Take at most `budget` steps back to r->t_stop, none longer than the path allows. */
@@ -449,11 +471,11 @@ int dh_back(backward *r) {
     const double before = r->clock;
     double ahead = 0; /* SUNDIALS has chosen the length of this step, and chooses the next one at its end */
     if (r->steps && c->api->get_next_step(r->memory, &ahead)) return FATAL;
-    const double most = fmin(longest_step(r, r->t), r->max_step), stop = fmax(r->target, r->clock - most);
+    const double most = fmin(longest_step(r, r->clock), r->max_step), stop = fmax(r->target, r->clock - most);
     const int is_short = r->steps && fabs(ahead) > most && stop > r->target; /* a bound does not shorten constant functions */
     const int told = c->api->set_stop_time(r->memory, is_short ? stop : r->target);
     if (told) return told;
-    const double bound = fmin(longest_step(r, is_short ? r->t - most : r->t + ahead), r->max_step);
+    const double bound = fmin(longest_step(r, is_short ? r->clock - most : r->clock + ahead), r->max_step);
     if (bound != r->bound) {
       const int flag = c->api->set_max_step(r->memory, bound < HUGE_VAL ? bound : 0);
       if (flag) return flag;
@@ -463,20 +485,24 @@ int dh_back(backward *r) {
                              : c->api->cvode(r->memory, r->toward, r->x, &r->clock, ONE_STEP);
     if (status == REACHED_STOP && is_short) status = 0;
     const double moved = status < 0 ? 0 : fabs(r->clock - before);
-    const int blurred = status != REACHED_STOP && moved < FINE * DBL_EPSILON * fabs(r->clock);
-    if (!r->steps && r->anchor == ABSOLUTE && blurred && !c->raised) {
+    const int blurred = status != REACHED_STOP && moved < FINE * DBL_EPSILON * fabs(r->steps ? r->clock : r->toward);
+    if (!r->steps && !r->cautious && blurred && !c->raised) {
+      r->clock = 0;
+      r->cautious = 1;
       const int flag = restart_back(r, FROM_END);
       if (flag) return flag;
       continue;
     }
     if (status < 0) return status;
     r->steps++;
-    r->t = status == REACHED_STOP ? r->t_stop : fmax(c->origin + r->clock, r->t_stop);
+    r->t = status == REACHED_STOP ? r->t_stop : time_of(c, r->clock);
     r->toward = r->target;
     stuck = moved == 0 ? stuck + 1 : 0;
     if (stuck >= STUCK) return STALLED;
-    for (; r->next_eval < r->n_eval && r->t_eval[r->next_eval] - c->origin >= r->clock; r->next_eval++) {
-      const int flag = c->api->get_dky(r->memory, r->t_eval[r->next_eval] - c->origin, 0, r->sample);
+    for (; r->next_eval < r->n_eval; r->next_eval++) {
+      const double asked = r->t_eval[r->next_eval] - c->origin; /* to the rounding of time */
+      if (asked < r->clock && status != REACHED_STOP) break;
+      const int flag = c->api->get_dky(r->memory, fmax(fmin(asked, before), r->clock), 0, r->sample);
       if (flag) return flag;
       memcpy(r->samples + r->next_eval * c->n, c->api->array(r->sample), (size_t)c->n * sizeof(double));
     }

@@ -207,8 +207,8 @@ static int back_step(explicit_adjoint *s, double t, double h, const double *x, i
 int dh_back_steps(explicit_adjoint *s) {
   for (integer i = s->n_rows - 2; i >= 0; i--) {
     const double *from = s->path + i * s->width, *to = from + s->width;
-    if (to[0] == from[0]) continue;
-    const int flag = back_step(s, from[0], to[0] - from[0], from + 1, PARTS);
+    if (to[1] == 0) continue; /* the start of a segment */
+    const int flag = back_step(s, from[0], to[1], from + POINT_COLUMNS, PARTS);
     if (flag) return flag;
   }
   return 0;
