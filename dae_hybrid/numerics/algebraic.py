@@ -14,7 +14,7 @@ Every mode is brought to ``y' = f(x, m, p, t)``, ``0 = K(x, m, p, t)`` with x = 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import casadi as ca
@@ -88,6 +88,17 @@ def solve_algebraic(
         names, labels = [variables[i] for i in columns], [equations[i] for i in rows if i < len(equations)]
         z[columns] = _solve_together(block, z[columns], mode, names, time, labels)
     return _solve_together(system, z, mode, variables, time, equations)
+
+
+def first_solution(solve: Callable[[Array], Array], starts: Iterable[Array]) -> Array:
+    """Return what `solve` finds from the first start from which it succeeds; otherwise raise the first error."""
+    first: ConsistencyError | None = None
+    for start in starts:
+        try:
+            return solve(start)
+        except ConsistencyError as error:  # the equations are singular there, or the iteration did not converge
+            first = first or error
+    raise first or AssertionError("no start")
 
 
 def _blocks(system: Callable[[Array], tuple[Array, Array, Array]], z: Array) -> list[tuple[list[int], list[int]]]:

@@ -13,7 +13,13 @@ from scipy.sparse import issparse
 from dae_hybrid.codegen.kernels import Kernel
 from dae_hybrid.errors import ConsistencyError, GrazingError, NonFiniteError
 from dae_hybrid.layout import Layout
-from dae_hybrid.numerics.algebraic import RANK_TOLERANCE, RESIDUAL_ROUNDINGS, closed_by_continuity, solve_algebraic
+from dae_hybrid.numerics.algebraic import (
+    RANK_TOLERANCE,
+    RESIDUAL_ROUNDINGS,
+    closed_by_continuity,
+    first_solution,
+    solve_algebraic,
+)
 from dae_hybrid.numerics.arrays import EPS, Array, all_finite, vanishes
 from dae_hybrid.numerics.matrices import MAX_DENSE_ROWS, Matrix, column, dense, is_finite, row_maxima, vstack
 from dae_hybrid.numerics.operators import of
@@ -190,8 +196,9 @@ class TransitionMap:
     ) -> tuple[StatePoint, Array]:
         """Return the point after the transition, consistent with the target mode (SR eq. 3, 16, 24), and xi.
 
-        Algebraic variables are continuous if that is consistent; otherwise they solve the target's equations, starting
-        from their old values. `rates` are the rates of the target's y before the transition.
+        Algebraic variables are continuous if that is consistent; otherwise they solve the target's equations: the root
+        found from their old values or, if Newton's method finds no regular one, from the guess of the target. `rates`
+        are the rates of the target's y before the transition.
         """
         after, memory, xi, phi, phi_size, start, *entry = self.kernels["jump"](t, x, m, p)
         moved = False
@@ -302,7 +309,7 @@ class TransitionMap:
             return self._solve(target, t, x, m, begin, continuous, p)
 
         if not self.projects:
-            return solve(start)
+            return first_solution(solve, self.starts(target, start))
 
         def fail(reason: str) -> ConsistencyError:
             return ConsistencyError(
@@ -321,6 +328,27 @@ class TransitionMap:
 
         count = len(self.free)
         return nearest_point(solve, system, start, count=count, moved=count, multipliers=len(self.helping), fail=fail)
+
+    def starts(self, target: ModeSystem, start: Array) -> list[Array]:
+        """Where Newton's method may begin for xi: at the values before, or guess=, and at the target's guess of z."""
+        guessed = start.copy()
+        guessed[self.z(target)] = target.guess
+        return [start, guessed]
+
+    def origin(self, target: ModeSystem, event: EventRecord, p: Array) -> str:
+        """Which of the roots a record has: that by "continuity", from the "values before", from the "guess", or ""."""
+        t, x, m = event.time, event.x_minus, event.memory_minus
+        _, _, continuous, phi, phi_size, start, *_ = self.kernels["jump"](t, x, m, p)
+        if self.projects or not event.xi.size:
+            return ""
+        if vanishes(phi, phi_size, RESIDUAL_ROUNDINGS):
+            return "continuity"
+        before = self.starts(target, start)[0]
+        try:
+            found = self._solve(target, t, x, m, before, continuous, p)
+        except ConsistencyError:
+            return "guess"
+        return "values before" if np.allclose(found, event.xi) else ""
 
     def _solve(
         self, target: ModeSystem, t: float, x: Array, m: Array, start: Array, continuous: Array, p: Array

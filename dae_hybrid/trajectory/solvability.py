@@ -36,6 +36,10 @@ class Solvability:
         the matrices of SR eq. 2, 4, 17; 1 if the values are given explicitly, infinite if the matrix is singular.
     index : float
         Condition number of [F_y' | F_z] of the mode entered, C B in index 2; 1 for an ODE.
+    branch : str
+        Which root of these equations was taken: that by "continuity" of the algebraic variables, the one that Newton's
+        method found from the "values before" the transition (or its ``guess=``), or the one that it found from the
+        declared "guess" where the first led to no regular root. Empty at the start, and without equations.
     """
 
     time: float
@@ -44,6 +48,7 @@ class Solvability:
     relative_rate: float
     arrival: float
     index: float
+    branch: str = ""
 
 
 class SolvabilityReport(tuple[Solvability, ...]):
@@ -58,14 +63,16 @@ class SolvabilityReport(tuple[Solvability, ...]):
         return html(repr(self), self._rows())
 
     def _rows(self) -> list[list[str]]:
-        rows = [["t", "transition", "rate", "relative rate", "condition of the arrival", "condition of [F_y'|F_z]"]]
+        columns = ("condition of the arrival", "condition of [F_y'|F_z]", "root from")
+        rows = [["t", "transition", "rate", "relative rate", *columns]]
         for s in self:
             rates = ["", ""] if np.isnan(s.rate) else [f"{s.rate:.3g}", f"{s.relative_rate:.1e}"]
-            rows.append([f"{s.time:.9g}", s.transition or "(start)", *rates, f"{s.arrival:.1e}", f"{s.index:.1e}"])
+            conditions = (f"{s.arrival:.1e}", f"{s.index:.1e}")
+            rows.append([f"{s.time:.9g}", s.transition or "(start)", *rates, *conditions, s.branch])
         return rows
 
     def __str__(self) -> str:
-        return "\n".join(align(self._rows(), left=(1,)))
+        return "\n".join(align(self._rows(), left=(1, 6)))
 
 
 def solvability(trajectory: Trajectory) -> SolvabilityReport:
@@ -86,13 +93,14 @@ def solvability(trajectory: Trajectory) -> SolvabilityReport:
         transition = system.transitions[event.index]
         guarded = not transition.trigger.is_timed
         scale = event.rate_scale or 1.0
-        arrival = index = 1.0
+        arrival, index, branch = 1.0, 1.0, ""
         if transition.target is not None:
             target = system.modes[transition.target]
             arrival = _arrival(trajectory, event, target)
             index = _index(target, event.time, event.x_plus, event.memory_plus, p)
+            branch = transition.origin(target, event, p)
         rate = event.rate if guarded else np.nan
-        found.append(Solvability(event.time, event.transition, rate, abs(rate) / scale, arrival, index))
+        found.append(Solvability(event.time, event.transition, rate, abs(rate) / scale, arrival, index, branch))
     return SolvabilityReport(found)
 
 
