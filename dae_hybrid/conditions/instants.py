@@ -216,7 +216,8 @@ class RunInspector:
     def untouched(self, events: Sequence[EventRecord], conditions: Conditions) -> set[int]:
         """Return the transitions whose guards move alike before and after events, relations shared.
 
-        Their derivatives are the same, and so are the signs of their rates.
+        Their derivatives are the same, and so are the signs of their rates; one that vanishes to the accuracy of the
+        run, as at a touch, has none.
         """
         first, last = events[0], events[-1]
         if last.target is None:
@@ -238,10 +239,12 @@ class RunInspector:
                 continue
             other, rate_before = before[earlier]
             nothing = EQUALITY_RTOL * np.abs(other).max(initial=0.0)
+            still = self.accuracy * max(abs(rate), abs(rate_before))
+            signs = [np.sign(v) if abs(v) > still else 0.0 for v in (rate, rate_before)]
             turns = self.system.transitions[index].relation is not None  # its guard changes sign with its side
             for sign in (1, -1) if turns else (1,):
                 same = np.abs(seen - sign * other).max(initial=0.0) <= nothing
-                if same and np.sign(rate) == sign * np.sign(rate_before):
+                if same and signs[0] == sign * signs[1]:
                     found.add(index)
         return found
 

@@ -47,7 +47,6 @@ def test_an_adjoint_begins_next_to_a_singularity(method: str, native: bool) -> N
     m.transition(m.mode("fall", ode={r: -c / r**2}), None, guard=r - 1e-3, direction="falling", name="end")
     m.initial(m.modes["fall"], {r: r0})
     m.functional("T", terminal=m.time)
-    gradient = dh.adjoint_gradient(
-        m.build(native=native), (100.0, 101.0), rtol=1e-9, atol=1e-12, method=method
-    ).gradient
+    system = m.build(native=native)
+    gradient = dh.adjoint_gradient(system, (100.0, 101.0), rtol=1e-9, atol=1e-12, method=method).gradient
     np.testing.assert_allclose(gradient, [-1 / 3, 1.0], atol=1e-5)

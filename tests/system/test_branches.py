@@ -1,11 +1,10 @@
-"""Roots of algebraic equations after a jump: from the values before, else from the guess, with the derivatives of both."""
+"""Roots of algebraic equations after a jump: from the values before, else from the guess, with their derivatives."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any
 
-import casadi as ca
 import numpy as np
 import pytest
 
