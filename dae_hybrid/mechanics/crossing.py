@@ -157,7 +157,7 @@ class LoweredEvent:
         if self.partition is not None and selection is not None:
             reset = {**self._others, **self._moved}
             if not stays or self._accelerated:
-                reset[self.partition.w] = selection @ self.speeds
+                reset |= self.partition.about(selection @ self.speeds)
         # Index2 projects velocities onto their constraints; other formulations would lose the values of the reset
         conditions = [] if self._keeps_positions else self._conditions()
         if self._accelerated and self.motion.m and not isinstance(self.formulation, Index2):
@@ -182,7 +182,7 @@ class LoweredEvent:
             after = ca.vertcat(*(model.post(c.v.name()) for c in self.equations.coordinates))
         else:
             after = model.unknown(f"v_after_{self.event.name}", size=motion.n)
-            equations += [model.post(partition.w) - selection @ after]
+            equations += [model.post(w) - value for w, value in partition.about(selection @ after).items()]
         phi_q, phi_t = (self._at_target(e) for e in (motion.phi_q, motion.phi_t))
         impulses = [self._impulse(name) for name in self.equations.active(self.target)]
         pushes = [(motion.sparse.phi, ca.vertcat(*impulses))] if impulses else []

@@ -56,13 +56,6 @@ class Lowering:
     def model(self) -> HybridModel:
         """The finished model."""
         self.configuration.check()
-        still = [name for name, motion in self.equations.motions.items() if motion.m == motion.n]
-        if still and isinstance(self.formulation, Reduced):
-            raise ModelError(
-                f"Mode '{still[0]}' has no degree of freedom, so that Reduced() has nothing to integrate.",
-                mode=still[0],
-                remedy="Take Index2(), Index1() or Penalty().",
-            )
         mech, model = self.mechanism, HybridModel(self.mechanism.name)
         model.time, model.signals, model.rates, model.posts = mech.time, mech.signals, mech.rates, mech.posts
         model.inputs = dict(mech.signals)  # its statements differentiate them by time
@@ -160,7 +153,7 @@ class Lowering:
         if partition is None:
             ode |= self.equations.by_name(self.formulation.velocity_rates(motion.sparse), "v")
         else:
-            ode[partition.w] = partition.selection @ motion.a
+            ode |= partition.about(partition.selection @ motion.a)
             algebraic.append(motion.v - partition.velocities)
         model.mode(name, ode=ode, algebraic=algebraic, constraint=self.formulation.constraint(motion))
         model.modes[name] = replace(

@@ -21,7 +21,10 @@ MIN_GIVEN_QUALITY = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The f independent velocities w = B v of a mode, and quantities that follow from them."""
+    """The f independent velocities w = B v of a mode, and quantities that follow from them.
+
+    In a mode without a degree of freedom B and w are empty: the motion follows from the constraints.
+    """
 
     mode: str
     motion: Motion
@@ -35,6 +38,8 @@ class Partition:
     ) -> Partition:
         """Declare the variables: B is `fixed`, or has the initial value `start` (B and its quality)."""
         f, n = motion.n - motion.m, motion.n
+        if not f:
+            return cls(mode, motion, ca.MX(0, 1), ca.MX(0, n), None)
         w = model.differential(f"w_{mode}", size=f, description=f"independent velocities of mode '{mode}'")
         if fixed is not None:
             return cls(mode, motion, w, ca.MX(ca.DM(fixed)), None)
@@ -43,6 +48,10 @@ class Partition:
         good = model.memory(f"det_{mode}", initial=quality)
         chosen = held > 0.5  # the same zeros and ones, with derivative zero
         return cls(mode, motion, w, ca.reshape(chosen, f, n), (held, good))
+
+    def about(self, value: ca.MX) -> dict[ca.MX, ca.MX]:
+        """w with its value, {} if it is empty."""
+        return {self.w: value} if self.w.numel() else {}
 
     @property
     def along(self) -> ca.MX:
@@ -68,7 +77,7 @@ class Partition:
 
     def choose_again(self, model: HybridModel) -> None:
         """Declare the event that selects other coordinates; with given ones, the condition that they remain valid."""
-        if not self.motion.bends:
+        if not (self.motion.bends and self.w.numel()):
             return
         if self.memory is None:
             reason = "The independent coordinates do not determine the others any more."
@@ -83,7 +92,7 @@ class Partition:
             self.mode,
             guard=self._quality(held) - RESELECTION_QUALITY * good,
             direction="falling",
-            reset={self.w: selection @ motion.v},
+            reset=self.about(selection @ motion.v),
             memory=updates,
             on_entry="fire",  # the first selection may be poor for other parameters or start times
             name=f"{self.mode}: coordinates",

@@ -804,15 +804,44 @@ def test_a_mode_at_rest_has_no_freedom():
     fall, rest = mech.mode("fall"), mech.mode("rest")
     push = rest.constraint("floor", y)
     mech.event(fall, rest, guard=y, direction="falling", name="land")
+    mech.event(rest, mech.mode("below"), at=0.8, name="open")
     mech.initial(fall, {y: 0.5})
     mech.functional("N", integrand=-push)
-    for form in (Index1(), Index2(), Index2(positions=False)):
-        fsa = dh.forward_sensitivity(mech.build(form), (0, 1), **TIGHT)
-        t = np.sqrt(0.1)
-        assert fsa.functionals["N"] == pytest.approx(20.0 * (1 - t), rel=1e-9)
-        assert fsa.gradient["N"][0] == pytest.approx(2.0 * (1 - t) + 20.0 * t / 20.0, rel=1e-9)
-    with pytest.raises(dh.ModelError, match="'rest' has no degree of freedom"):
-        mech.build(Reduced())
+    mech.functional("y", terminal=y)
+    for form in (Index1(), Index2(), Index2(positions=False), Reduced()):
+        system, t = mech.build(form), np.sqrt(0.1)
+        fsa = dh.forward_sensitivity(system, (0, 1), **TIGHT)
+        assert fsa.functionals["N"] == pytest.approx(20.0 * (0.8 - t), rel=1e-9)
+        assert fsa.gradient["N"][0] == pytest.approx(2.0 * (0.8 - t) + 20.0 * t / 20.0, rel=1e-9)
+        assert fsa.gradient["y"][0] == pytest.approx(-0.02, rel=1e-8)
+        np.testing.assert_allclose(dh.adjoint_gradient(system, (0, 1), "y", **TIGHT).gradient, [-0.02], rtol=1e-8)
+
+
+def test_a_caught_crank_waits_in_reduced_coordinates():
+    """It is caught by an impact on a floor that rises, is carried by it, and falls off: q follows the floor."""
+    mech = Mechanism("crank")
+    u, J = mech.parameter("u", 0.3), mech.parameter("J", 2.0)
+    angle = mech.coordinate("angle")
+    mech.inertia(angle, J)
+    mech.force({angle: -1.0})
+    swing, caught = mech.mode("swing"), mech.mode("caught")
+    floor = u * (mech.time - 1) - 1
+    push = caught.constraint("floor", angle - floor)
+    hit = mech.event(swing, caught, guard=angle - floor, direction="falling", name="hit")
+    mech.event(caught, mech.mode("gone"), at=2.5, name="off")
+    mech.initial(swing, {angle: 0.0})
+    mech.functional("speed", at_events={hit: mech.velocity(angle) ** 2})
+    mech.functional("end", terminal=angle)
+    mech.functional("push", integrand=push)
+    found = [dh.forward_sensitivity(mech.build(form), (0, 3), **TIGHT) for form in (Reduced(), Index1(), Index2())]
+    for fsa in found:
+        assert [e.transition for e in fsa.events if not e.transition.startswith("swing")] == ["hit", "off"]
+        assert fsa.functionals["end"] == pytest.approx(0.3 * 2 - 1 - 0.25 / 4, rel=1e-8)
+        np.testing.assert_allclose(fsa.gradient["end"], [2.0, 0.25 / 8], rtol=1e-6)
+        for name in ("speed", "push"):
+            assert off(fsa.gradient[name], found[1].gradient[name]) < 1e-6
+    asa = dh.adjoint_gradient(mech.build(Reduced()), (0, 3), "push", **TIGHT)
+    assert off(asa.gradient, found[1].gradient["push"]) < 1e-6
 
 
 def test_inputs_in_masses_and_constraints_and_pictures_of_feet():
