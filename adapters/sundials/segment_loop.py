@@ -34,7 +34,7 @@ SIGN_LOOK = 50
 #: number of no segment
 NONE = -1
 #: distances from the end of a segment at which its last finite state is searched for, relative to the time
-BACK = (0.0, 1e-14, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2)
+BACK = (0.0, 1e-14, 1e-12, 1e-10, 1e-8, 1e-6)
 
 
 ZeroAtTheEnd = tuple[float, Array, Array, tuple[int, float, float]] | None
