@@ -674,3 +674,26 @@ def test_an_event_that_reverses_the_rate_of_a_guard_next_to_zero(gap: float, nat
     for analysis in ("forward", "adjoint"):
         _, said = gradient(m.build(), (0, 0.9), "G", analysis, native_events=native_events)
         assert any("The guard of 'pass'" in one and "different states" in one for one in said)
+
+
+@pytest.mark.parametrize(("native", "options"), WAYS)
+@pytest.mark.parametrize("rtol", [1e-7, 1e-9])
+def test_a_touch_from_which_another_event_leads_across_is_told(
+    native: bool, options: dict[str, Any], rtol: float
+) -> None:
+    """At its apex x touches a level, and a kick at this instant carries it beyond it; a touch may come first.
+
+    The rate of the guard is zero to the accuracy of the run, and the sign of its rounding had decided.
+    """
+    m = dh.HybridModel("touch")
+    a, v0, level = m.parameter("a", 1.0), m.parameter("v0", 1.0), m.parameter("level", 0.5)
+    x, v, y, s = (m.differential(name) for name in "xvys")
+    fly = m.mode("fly", ode={x: v, v: -a, y: 0.1, s: 1.0})
+    m.transition(fly, fly, guard=s - 1.0, direction="rising", reset={v: v + 0.5}, name="kick")
+    m.transition(fly, fly, guard=x - level, direction="rising", reset={y: y + 1.0}, name="alarm")
+    m.initial(fly, {x: 0.0, v: v0, y: 0.0, s: 0.0})
+    m.functional("G", terminal=y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises((dh.EventError, dh.DerivativeWarning)):
+            dh.forward_sensitivity(m.build(native=native), (0, 2), rtol=rtol, atol=rtol / 100, **options)
