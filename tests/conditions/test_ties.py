@@ -686,14 +686,14 @@ def test_a_touch_from_which_another_event_leads_across_is_told(
     The rate of the guard is zero to the accuracy of the run, and the sign of its rounding had decided.
     """
     m = dh.HybridModel("touch")
-    a, v0, level = m.parameter("a", 1.0), m.parameter("v0", 1.0), m.parameter("level", 0.5)
-    x, v, y, s = (m.differential(name) for name in "xvys")
+    a, v0, level, T = (m.parameter(name, value) for name, value in zip("avlT", (1.0, 1.0, 0.5, 1.0), strict=True))
+    x, v, y, s = (m.differential(name) for name in ("x", "speed", "y", "s"))
     fly = m.mode("fly", ode={x: v, v: -a, y: 0.1, s: 1.0})
-    m.transition(fly, fly, guard=s - 1.0, direction="rising", reset={v: v + 0.5}, name="kick")
+    m.transition(fly, fly, guard=s - T, direction="rising", reset={v: v + 0.5}, name="kick")
     m.transition(fly, fly, guard=x - level, direction="rising", reset={y: y + 1.0}, name="alarm")
     m.initial(fly, {x: 0.0, v: v0, y: 0.0, s: 0.0})
     m.functional("G", terminal=y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises((dh.EventError, dh.DerivativeWarning)):
-            dh.forward_sensitivity(m.build(native=native), (0, 2), rtol=rtol, atol=rtol / 100, **options)
+            dh.forward_sensitivity(m.build(native=native), (0, 2), rtol=rtol, **options)
