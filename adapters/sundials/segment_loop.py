@@ -153,7 +153,7 @@ class SegmentLoop:
             if unwatched and status >= 0:
                 self._refuse_singular(self.memory.stepper.t)
             if status == driver.AT_ROUNDING:
-                if self._zero_here() is not None:
+                if self._meets_zeros and self._zero_here() is not None:
                     return driver.STALLED
                 continue
             if status not in (driver.PAUSED, driver.STALLED):
@@ -312,7 +312,7 @@ class SegmentLoop:
     def _zero_at_the_end(self) -> ZeroAtTheEnd:
         """The zero of a guard just before the segment's end, if the equations have no finite values beyond it."""
         task, stepper = self.task, self.memory.stepper
-        if not task.equations.n_guards or task.record == "dense":
+        if not self._meets_zeros:
             return None
         if not stepper.steps:  # a method that replaced a failed one has no step to interpolate
             return self._zero_here()
@@ -326,10 +326,13 @@ class SegmentLoop:
         stepper.move_to(end)
         return None
 
+    @property
+    def _meets_zeros(self) -> bool:
+        """Whether the segment may end at the zero of a guard."""
+        return self.task.equations.n_guards > 0 and self.task.record != "dense"
+
     def _zero_here(self) -> ZeroAtTheEnd:
         task, memory, stepper = self.task, self.memory, self.memory.stepper
-        if not task.equations.n_guards or task.record == "dense":
-            return None
         t, x = (stepper.t, memory.x_data[: task.equations.n].copy()) if stepper.steps else (task.t0, task.x0)
         return zero_at_the_end(task, t, x, self.session.parameters, self.session.options, memory.model.zero_band)
 

@@ -92,7 +92,7 @@ class Partition:
             self.mode,
             guard=self._quality(held) - RESELECTION_QUALITY * good,
             direction="falling",
-            reset=self.about(selection @ motion.v),
+            reset={self.w: selection @ motion.v},
             memory=updates,
             on_entry="fire",  # the first selection may be poor for other parameters or start times
             name=f"{self.mode}: coordinates",

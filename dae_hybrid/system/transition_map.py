@@ -337,15 +337,14 @@ class TransitionMap:
 
     def origin(self, target: ModeSystem, event: EventRecord, p: Array) -> str:
         """Which of the roots a record has: that by "continuity", from the "values before", from the "guess", or ""."""
-        t, x, m = event.time, event.x_minus, event.memory_minus
-        _, _, continuous, phi, phi_size, start, *_ = self.kernels["jump"](t, x, m, p)
         if self.projects or not event.xi.size:
             return ""
+        t, x, m = event.time, event.x_minus, event.memory_minus
+        _, _, continuous, phi, phi_size, start, *_ = self.kernels["jump"](t, x, m, p)
         if vanishes(phi, phi_size, RESIDUAL_ROUNDINGS):
             return "continuity"
-        before = self.starts(target, start)[0]
         try:
-            found = self._solve(target, t, x, m, before, continuous, p)
+            found = self._solve(target, t, x, m, start, continuous, p)
         except ConsistencyError:
             return "guess"
         return "values before" if np.allclose(found, event.xi) else ""

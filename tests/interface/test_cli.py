@@ -294,6 +294,7 @@ def test_what_is_not_understood_is_exit_code_2(arguments, sentence, capsys):
     ("arguments", "sentence"),
     [
         pytest.param(["--rtol", "-1"], "rtol must be finite and positive", id="rtol"),
+        pytest.param(["--rtol", "2e-313"], "rtol must be at least 1e-300", id="reciprocal of rtol"),
         pytest.param(["--t-end", "-1"], "reversed", id="t-end"),
         pytest.param(["--set", "q=1"], "Unknown parameter 'q'", id="parameter"),
         pytest.param(["--plot", "run.doc"], "Legal suffixes", id="plot"),

@@ -381,11 +381,12 @@ static double time_of(const context *c, double clock) { return fmax(c->origin + 
 /* Evaluate the solver's polynomial on the step of the path that contains a time. It has the accuracy of the tolerance for
  * y, but not for algebraic variables, which may vary faster than the steps: solve for them. */
 static int follow(context *c, double clock) {
-  const integer n = c->n, nz = n - c->n_differential, at_row = path_row(c, clock);
-  const double t = time_of(c, clock);
+  const integer n = c->n, nz = n - c->n_differential;
   if (c->interpolated_valid && c->interpolated_clock == clock) return 0;
+  const integer i = path_row(c, clock);
   double *at = c->interpolated, *next = at + n, *correction = next + 2 * n;
-  const double *row = c->path + at_row * c->path_width, *derivatives = row + DENSE_COLUMNS, offset = clock - c->clocks[at_row];
+  const double *row = c->path + i * c->path_width, *derivatives = row + DENSE_COLUMNS, offset = clock - c->clocks[i];
+  const double t = time_of(c, clock);
   const integer order = (integer)row[2];
   memcpy(at, derivatives + order * n, (size_t)n * sizeof(double));
   for (integer k = order - 1; k >= 0; k--)
