@@ -9,7 +9,7 @@ from typing import Literal, TypedDict, Unpack
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dae_hybrid.conditions.amplification import LOOSER, lost_digits
+from dae_hybrid.conditions.amplification import lost_digits
 from dae_hybrid.conditions.certify import attach_trajectory, check_derivative_conditions
 from dae_hybrid.conditions.error_estimate import SECOND_RUN_SHARE
 from dae_hybrid.errors import OptionError
@@ -219,7 +219,7 @@ def forward_sensitivity(
             trajectory,
             {key: gradient[parts[key]] for key in parts.names},
             indices,
-            lambda: setup.looser(LOOSER).forward_gradients(indices),
+            lambda factor: setup.looser(factor).forward_gradients(indices),
             sampled=setup.t_eval is not None,
         )
         verdict = check_derivative_conditions(
@@ -322,7 +322,7 @@ def adjoint_gradient(
             trajectory,
             {name: sweep_result.gradient},
             indices,
-            lambda: setup.looser(LOOSER).adjoint_gradients(name, indices, algorithm),
+            lambda factor: setup.looser(factor).adjoint_gradients(name, indices, algorithm),
             sampled=setup.t_eval is not None,
         )
         verdict = check_derivative_conditions(

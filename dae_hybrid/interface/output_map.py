@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dae_hybrid.conditions.amplification import LOOSER, lost_along
+from dae_hybrid.conditions.amplification import lost_along
 from dae_hybrid.conditions.certify import attach_trajectory, check_derivative_conditions
 from dae_hybrid.conditions.error_estimate import SECOND_RUN_SHARE
 from dae_hybrid.errors import EventError, ModelError, OptionError, ParameterError
@@ -314,9 +314,9 @@ def directional(
     def by_name(gradient: Array) -> dict[str, Array]:
         return {name: gradient[parts[name]] for name in parts.names}
 
-    def looser() -> dict[str, Array]:
+    def looser(factor: float) -> dict[str, Array]:
         state = directions(Conditions(strict=False))
-        return by_name(state.gradient(setup.looser(LOOSER).run(state)))
+        return by_name(state.gradient(setup.looser(factor).run(state)))
 
     state = directions(conditions)
     run = setup.run(state)

@@ -47,12 +47,21 @@ def jumping(unit: float = 1.0, switched: bool = False) -> dh.HybridSystem:
 @pytest.mark.parametrize("call", ["forward", "adjoint"])
 @pytest.mark.uncertified
 def test_jumps_spoil_a_gradient(call, unit, rtol):
-    """The derivatives are 1e6 times as large in a jump as after it, and errors of theirs are left behind."""
-    system = jumping(unit)
-    with pytest.warns(dh.ConditionWarning, match=rf"slows down again\), and rtol={rtol:g} does not determine it"):
-        found = gradient(call, system, 2000.0 * unit, rtol=rtol, atol=1e-4 * rtol)
-    assert not found.diagnostics.check(GROWTH).passed
-    assert abs(1000 * values(found)[0] / JUMPS - 1) > 1e-2
+    """The derivatives are 1e6 times as large in a jump as after it, and errors of theirs are left behind.
+
+    What is left is noise: of 24 adjoints near rtol=1e-8 six were right to 1 %. Of 48, four agreed to 1 % with those at
+    twice the tolerance by chance, and one with those at four times it, too.
+    """
+    system, errors, warned = jumping(unit), [], 0
+    for close in rtol * (1 + np.arange(9) / 100):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found = gradient(call, system, 2000.0 * unit, rtol=close, atol=1e-4 * close)
+        assert bool(said) != found.diagnostics.check(GROWTH).passed
+        warned += any(f"rtol={close:g} does not determine it" in str(one.message) for one in said)
+        errors.append(abs(1000 * values(found)[0] / JUMPS - 1))
+    assert max(errors) > 1e-2
+    assert warned >= 7
 
 
 @pytest.mark.parametrize("t_eval", [None, (0.0, 1000.0, 2000.0)])
@@ -90,7 +99,7 @@ def test_roundings_of_time_spoil_an_adjoint_however_tight_the_tolerance(rtol):
         found = gradient("adjoint", jumping(), 2000.0, rtol=rtol, atol=1e-2 * rtol)
     wrong = abs(1000 * values(found)[0] / JUMPS - 1)
     assert wrong < 4e-2 or "Roundings of time" in str(said[0].message)
-    assert "at 2 times the tolerance" in found.diagnostics.check(GROWTH).detail
+    assert " times the tolerance" in found.diagnostics.check(GROWTH).detail
 
 
 @pytest.mark.uncertified
@@ -116,5 +125,5 @@ def test_a_passage_that_spoils_nothing(call, unit):
     assert fastest_passage(found.trajectory)[0] > 1e4
     check = found.diagnostics.check(GROWTH)
     assert check.passed
-    assert check.detail.startswith("at 2 times the tolerance")
+    assert check.detail.startswith("at 4 times the tolerance")
     assert values(found) == pytest.approx([1.0, -2.0 * unit], rel=1e-4)
