@@ -278,7 +278,7 @@ class ForwardLoop:
         self._turns.between(start, end)
         scan = Scan(
             np.array(e.directions), self._band, np.zeros(e.n_guards), self._glance,
-            lambda t, i: float(self._glance(t).values[i]), lambda returned, t: None,
+            lambda t, i: float(self._guards(t)[i]), lambda returned, t: None,
             e.n_singularities,
         )  # fmt: skip
         self._before = end.after(start).values

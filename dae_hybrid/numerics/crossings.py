@@ -1,9 +1,13 @@
-"""Detect and locate the first zero crossing of guards between two points of a smooth motion."""
+"""Detect and locate the first zero crossing of guards between two points of a smooth motion.
+
+A bound on the cubics through values and rates excludes most guards, all at once. The few that come close to zero are
+examined one at a time, as numbers.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -58,13 +62,13 @@ class Turns:
 
     def between(self, start: GuardSample, end: GuardSample) -> None:
         """Record near misses between two samples, by the cubics through them."""
-        side = np.sign(start.values)
-        with np.errstate(all="ignore"):
-            least, place = _smallest(_cubic(start, end, end.t - start.t) * side)
-            most = np.maximum(np.abs(start.values), np.abs(end.values))
-            near = (side * end.values > 0) & (place > 0) & (place < 1) & (np.abs(least) <= NEAR_MISS_SHARE * most)
-        for i in np.flatnonzero(near[: self.n]).tolist():
-            self._note(float(abs(least[i]) / most[i]), Turn(i, start.t, end.t))
+        most = np.maximum(np.abs(start.values), np.abs(end.values))
+        for i in _close(start, end, NEAR_MISS_SHARE * most):
+            c, _, v1 = _oriented(start, end, end, i)
+            if i < self.n and c[0] > 0 and v1 > 0:
+                least, place = _smallest(*c)
+                if 0 < place < 1 and abs(least) <= NEAR_MISS_SHARE * most[i]:
+                    self._note(float(abs(least) / most[i]), Turn(i, start.t, end.t))
 
     def at_end(self, times: Sequence[float], values: Sequence[Sequence[float]]) -> None:
         """Record near misses at the end of the previous step, from guards at the last three step ends, latest first."""
@@ -108,15 +112,14 @@ class Pace:
 
     def see(self, h: float, v0: Array, v: Array, v1: Array) -> None:
         """Update the estimates from values within a time; both decay unless confirmed."""
-        values = np.array((v0, v, v1))
-        self.speed = np.maximum(np.abs(np.diff(values, axis=0)).sum(axis=0) / h, RETAINED_SHARE * self.speed)
-        self.range = np.maximum(np.ptp(values, axis=0), RETAINED_SHARE * self.range)
+        one, other = np.abs(v - v0), np.abs(v1 - v)
+        self.speed = np.maximum((one + other) / h, RETAINED_SHARE * self.speed)
+        self.range = np.maximum(np.maximum(np.maximum(one, other), np.abs(v1 - v0)), RETAINED_SHARE * self.range)
 
     def often(self, h: float, speed: Array, noise: Array) -> Array:
         """Number of times each guard could traverse its range."""
-        way = speed * h
         room = self.range + noise
-        found: Array = np.divide(way, room, out=np.zeros_like(way), where=room > 0)
+        found: Array = np.where(room > 0, speed * h, 0.0) / np.where(room > 0, room, 1.0)
         return found
 
     def hasten(self, rates: Array) -> None:
@@ -128,9 +131,9 @@ class Pace:
 class Scan:
     """Search for crossings of guards along a motion; `sample` evaluates all guards, `value` one guard, unfiltered.
 
-    `band` and `leaving_sign` are those of the task; `refuse` is called with the guards that returned through zero
-    within the shortest interval examined. The last `n_singularities` guards are determinants, which must not even touch
-    zero.
+    `band` and `leaving_sign` are those of the task; `refuse` is called with the guards, if any, that returned through
+    zero within the shortest interval examined. The last `n_singularities` guards are determinants, which must not even
+    touch zero.
     """
 
     directions: NDArray[np.int64]
@@ -138,7 +141,7 @@ class Scan:
     leaving_sign: Array
     sample: Callable[[float], GuardSample]
     value: Callable[[float, int], float]
-    refuse: Callable[[NDArray[np.bool_], float], None]
+    refuse: Callable[[Sequence[int], float], None]
     n_singularities: int = 0
 
     def first(
@@ -149,7 +152,7 @@ class Scan:
         pieces = int(np.ceil((end.t - start.t) / resolution)) if end.t - start.t > resolution else 1
         touched = GUARD_ROUNDING * np.maximum(np.abs(start.values), np.abs(end.values))
         touched[self._determinants] *= DETERMINANT_ROUNDING / GUARD_ROUNDING
-        for t in np.linspace(start.t, end.t, pieces + 1)[1:-1].tolist():
+        for t in (start.t + np.arange(1, pieces) * ((end.t - start.t) / pieces)).tolist() if pieces > 1 else ():
             middle = self.sample(t)
             found = self._piece(start, middle, touched, pace)
             if found is not None:
@@ -178,6 +181,8 @@ class Scan:
 
     def _singular(self, seen: GuardSample) -> tuple[int, float] | None:
         """The first determinant that is zero at a sample."""
+        if not self.n_singularities:
+            return None
         zero = np.flatnonzero(seen.values[self._determinants] == 0)
         return (self.directions.size - self.n_singularities + int(zero[0]), seen.t) if zero.size else None
 
@@ -188,10 +193,10 @@ class Scan:
             return self._between(start, end, touched, BISECTION_DEPTH)
         middle = self._look(start.t + INTERIOR_POSITION * h, touched)
         pace.see(h, start.values, middle.values, end.values)
-        rates = np.abs((start.rates, middle.rates, end.rates))
-        mean = (rates[0] + 4 * rates[1] + rates[2]) / 6
-        mean = np.maximum(mean, (rates.sum(axis=0) - rates.min(axis=0)) / 2)  # one of the rates may be at an extremum
-        often = pace.often(h, np.where(np.isfinite(mean), np.maximum(mean, pace.speed), pace.speed), touched)
+        r0, r, r1 = np.abs(start.rates), np.abs(middle.rates), np.abs(end.rates)
+        total = r0 + r + r1
+        mean = np.maximum((total + 3 * r) / 6, (total - np.minimum(np.minimum(r0, r), r1)) / 2)  # one may be extreme
+        often = pace.often(h, np.maximum(np.where(np.isfinite(mean), mean, 0.0), pace.speed), touched)
         if not often.size or often.max() <= TURNS_PER_STEP:
             return self._between(start, end, touched, BISECTION_DEPTH, middle)
         trusted = self._moves((start, middle, end), int(often.argmax()), pace)
@@ -235,7 +240,7 @@ class Scan:
                 pace.hasten(middle.rates)
                 pace.hasten(piece.rates)
             start = piece.after(start)
-        self.refuse(crowded > MAX_SAMPLES // 2, end.t)  # too fast to be resolved
+        self.refuse(np.flatnonzero(crowded > MAX_SAMPLES // 2).tolist(), end.t)  # too fast to be resolved
         return None
 
     def _between(
@@ -251,54 +256,55 @@ class Scan:
             middle = self._look(start.t + INTERIOR_POSITION * (end.t - start.t), touched)
         if self._singular(middle) is not None:
             return self._at_singularity(start, middle)
-        returned = (start.values == 0) & (self.returned(middle.values) | self.returned(end.values))
-        left = middle.values * self.leaving_sign > 0
-        with np.errstate(all="ignore"):  # non-finite rates carry no information
-            hidden, place = may_cross(start, middle, end, self.band, self._margin(touched))
-        if depth and np.any(returned & ~left | hidden):
+        off = CUBIC_ERROR_FACTOR * np.maximum(np.abs(_inside(start, end) - middle.values) - 2 * self.band, 0.0)
+        off[self._determinants] += touched[self._determinants]  # they need a closer check
+        close: Iterable[int] = _close(start, end, off, middle)
+        returned = [i for i in close if start.values[i] == 0 and self._returns(i, middle.values[i], end.values[i])]
+        place = _place(_crosses(*_oriented(start, middle, end, i), float(off[i])) for i in close)
+        if depth and (returned or place):
             found = self._between(start, middle, touched, depth - 1)
             return found if found is not None else self._between(middle.after(start), end, touched, depth - 1)
-        self.refuse(returned & ~left, end.t)
-        if place > 0:  # at the finest level
-            middle = self._look(start.t + place * (end.t - start.t), touched)
+        self.refuse(returned, end.t)
+        if 0 < place < 1:  # at the finest level
+            middle, close = self._look(start.t + place * (end.t - start.t), touched), range(touched.size)
             if self._singular(middle) is not None:
                 return self._at_singularity(start, middle)
         middle = middle.after(start)
         for a, b in ((start, middle), (middle, end)):
-            crossed = self.crossed(a.values, b.values)
-            if crossed.size:
-                return self.locate(crossed, a, b)
+            crossed = self._crossed(a.values, b.values, close)
+            if crossed:
+                return self._locate(crossed, a, b)
         return None
 
     def _at_singularity(self, start: GuardSample, end: GuardSample) -> tuple[int, float] | None:
         """The earliest crossing before a sample with a determinant of zero, or that determinant."""
-        crossed = self.crossed(start.values, end.values)
-        return self.locate(crossed, start, end) if crossed.size else self._singular(end)
+        crossed = self._crossed(start.values, end.values, range(start.values.size))
+        return self._locate(crossed, start, end) if crossed else self._singular(end)
 
     def _look(self, t: float, touched: Array) -> GuardSample:
         """Guards within a step, with rounding replaced by zero, so that a touch is not a crossing."""
         seen = self.sample(t)
         return GuardSample(t, _without(seen.values, touched), seen.rates)
 
-    def _margin(self, touched: Array) -> Array:
-        """Distance from zero below which a determinant needs a closer check."""
-        margin = np.zeros_like(touched)
-        margin[self._determinants] = touched[self._determinants]
-        return margin
+    def _returns(self, i: int, middle: float, end: float) -> bool:
+        """Whether a guard that starts at zero is on the side opposite to its leaving sign, without having left."""
+        side = self.leaving_sign[i]
+        return bool(self.band[i] > 0 and (middle * side < 0 or end * side < 0) and not middle * side > 0)
 
-    def returned(self, values: Array) -> NDArray[np.bool_]:
-        """Guards that start at zero and are on the side opposite to their leaving_sign."""
-        return (self.band > 0) & (values * self.leaving_sign < 0)
-
-    def crossed(self, before: Array, now: Array) -> NDArray[np.intp]:
+    def _crossed(self, before: Array, now: Array, among: Iterable[int]) -> list[int]:
         """Guards that have crossed zero in their direction."""
-        changed = (np.sign(before) * np.sign(now) < 0) | ((now == 0) & (before != 0) & (self.band == 0))
-        return np.flatnonzero(changed & (self.directions * before <= 0))
+        found = []
+        for i in among:
+            v0, v1 = before[i], now[i]
+            changed = v0 < 0 < v1 or v1 < 0 < v0 or (v1 == 0 != v0 and self.band[i] == 0)
+            if changed and self.directions[i] * v0 <= 0:
+                found.append(i)
+        return found
 
-    def locate(self, crossed: NDArray[np.intp], start: GuardSample, end: GuardSample) -> tuple[int, float]:
+    def _locate(self, crossed: list[int], start: GuardSample, end: GuardSample) -> tuple[int, float]:
         """The earliest of the guards that have crossed, and its approximate time."""
         found = []
-        for i in crossed.tolist():
+        for i in crossed:
 
             def guard(t: float, i: int = i) -> float:
                 return self.value(t, i)
@@ -361,65 +367,107 @@ def _without(values: Array, touched: Array) -> Array:
 
 def keeps_away(start: GuardSample, end: GuardSample) -> bool:
     """Whether cubics through values and rates at two samples stay clearly away from zero."""
-    h, side = end.t - start.t, np.sign(start.values)
+    least = PARABOLA_MARGIN * np.minimum(np.abs(start.values), np.abs(end.values))
+    for i in _close(start, end, least):
+        c, _, v1 = _oriented(start, end, end, i)
+        if not (c[0] > 0 and v1 > 0 and math.isfinite(sum(c)) and _smallest(*c)[0] >= least[i]):
+            return False
+    return True
+
+
+def _close(start: GuardSample, end: GuardSample, least: Array, middle: GuardSample | None = None) -> list[int]:
+    """Guards of which the cubic through two samples, or a sample in between, may fall below a distance from zero.
+
+    A cubic is between the smallest and the largest of its control points.
+    """
+    side, third = np.sign(start.values), (end.t - start.t) / 3
     with np.errstate(all="ignore"):
-        least, _ = _smallest(_cubic(start, end, h) * side)
-        nearest = np.minimum(np.abs(start.values), np.abs(end.values))
-        return bool(np.all((side * end.values > 0) & (least >= PARABOLA_MARGIN * nearest)))
+        one, other = side * (start.values + third * start.rates), side * (end.values - third * end.rates)
+        low = np.minimum(np.minimum(side * start.values, side * end.values), np.minimum(one, other))
+        if middle is not None:
+            low = np.minimum(low, side * middle.values)
+        return np.flatnonzero(~(low > least)).tolist()
 
 
-def _cubic(start: GuardSample, end: GuardSample, h: float) -> Array:
-    """Coefficients of the cubics through values and rates at two samples, along the first axis."""
-    c = np.array((start.values, h * start.rates, np.zeros_like(start.values), np.zeros_like(start.values)))
-    c[2] = 3 * (end.values - start.values) - h * (2 * start.rates + end.rates)
-    c[3] = 2 * (start.values - end.values) + h * (start.rates + end.rates)
-    return c
+#: weights of values and, times the interval, rates at its ends in the value of a cubic at the interior point
+VALUE_WEIGHT = 3 * INTERIOR_POSITION**2 - 2 * INTERIOR_POSITION**3
+RATE_WEIGHTS = INTERIOR_POSITION * (1 - INTERIOR_POSITION) ** 2, INTERIOR_POSITION**2 * (INTERIOR_POSITION - 1)
 
 
-def may_cross(
-    start: GuardSample, middle: GuardSample, end: GuardSample, band: Array, margin: Array | float = 0.0
-) -> tuple[NDArray[np.bool_], float]:
-    """Guards that may cross zero twice between two samples, and the relative position where one of them would."""
-    c = _cubic(start, end, end.t - start.t)
-    off = np.maximum(
-        np.abs(
-            c[0] + INTERIOR_POSITION * (c[1] + INTERIOR_POSITION * (c[2] + INTERIOR_POSITION * c[3])) - middle.values
-        )
-        - 2 * band,
-        0.0,
-    )
-    largest = np.abs((start.values, middle.values, end.values)).max(axis=0)
-    side = np.sign(start.values)  # products of determinants may overflow
-    same = (side * end.values > 0) & (side * middle.values > 0)
-    least, place = _smallest(c * side)
-    hidden = same & (least <= CUBIC_ERROR_FACTOR * off + margin)
-    rough = ~same & (CUBIC_ERROR_FACTOR * off > largest)
-    if np.any((start.values * end.values <= 0) & (start.values != 0)):
-        back, turn = _turns_back(c, start.values, end.values, CUBIC_ERROR_FACTOR * off)
-        place, hidden = np.where(back, turn, place), hidden | back
-    where = float(place[np.argmax(hidden)]) if hidden.any() else 0.0
-    leaving = (start.values == 0) & (middle.values * end.values > 0)
-    if leaving.any():  # c1 + c2 s + c3 s^2 has the sign of a guard that starts at zero
-        bent = np.array((c[1], c[2], c[3], np.zeros_like(c[0]))) * np.sign(middle.values)
-        leaving &= _smallest(bent)[0] < 0
-    return hidden | rough | leaving, where
+def _inside(start: GuardSample, end: GuardSample) -> Array:
+    """Cubics through values and rates at two samples, at the interior point."""
+    h, (first, last) = end.t - start.t, RATE_WEIGHTS
+    with np.errstate(all="ignore"):  # rates that are not finite carry no information
+        found: Array = start.values + VALUE_WEIGHT * (end.values - start.values)
+        return found + (h * first * start.rates + h * last * end.rates)
 
 
-def _turns_back(c: Array, before: Array, after: Array, off: Array) -> tuple[NDArray[np.bool_], Array]:
-    """Cubics that change sign after having crossed and returned, within an error, and the position of that."""
-    root = np.sqrt(c[2] ** 2 - 3 * c[1] * c[3])
-    one, two = (-c[2] + root) / (3 * c[3]), (-c[2] - root) / (3 * c[3])
-    first, second, side = np.minimum(one, two), np.maximum(one, two), np.sign(before)
-    over, back = (side * (c[0] + s * (c[1] + s * (c[2] + s * c[3]))) for s in (first, second))
-    returns = (after == 0) | (back >= -off) & (second < 1)
-    return (before * after <= 0) & (before != 0) & (first > 0) & (first < 1) & (over <= off) & returns, first
+type Cubic = tuple[float, float, float, float]
 
 
-def _smallest(c: Array) -> tuple[Array, Array]:
-    """Minima of cubics on [0, 1], with coefficients along the first axis, and their positions."""
-    root = np.sqrt(c[2] ** 2 - 3 * c[1] * c[3])
-    extrema = np.array(((-c[2] + root) / (3 * c[3]), (-c[2] - root) / (3 * c[3]), -c[1] / (2 * c[2])))
-    places = np.array((*np.where((extrema > 0) & (extrema < 1), extrema, 0.0), np.ones_like(c[0])))
-    values = c[0] + places * (c[1] + places * (c[2] + places * c[3]))
-    least = values.argmin(axis=0), np.arange(c.shape[1])
-    return values[least], places[least]
+def _oriented(start: GuardSample, middle: GuardSample, end: GuardSample, i: int) -> tuple[Cubic, float, float]:
+    """The cubic of a guard through two samples, its value in between and at the end.
+
+    With the sign that makes the first of its values positive.
+    """
+    h, v0, v, v1 = end.t - start.t, float(start.values[i]), float(middle.values[i]), float(end.values[i])
+    r0, r1 = h * float(start.rates[i]), h * float(end.rates[i])
+    if v0 < 0 or (v0 == 0 and v < 0):
+        v0, r0, v, v1, r1 = -v0, -r0, -v, -v1, -r1
+    return (v0, r0, 3 * (v1 - v0) - 2 * r0 - r1, 2 * (v0 - v1) + r0 + r1), v, v1
+
+
+def _place(places: Iterable[float]) -> float:
+    """The first place that is known, 1 if none is, 0 if there are none."""
+    found = 0.0
+    for place in places:
+        if 0 < place < 1:
+            return place
+        found = max(found, place)
+    return found
+
+
+def _crosses(c: Cubic, v: float, v1: float, off: float) -> float:
+    """Relative position where an oriented cubic, to an error, may cross zero twice; 0 if nowhere, 1 if not known."""
+    v0, c1, c2, c3 = c
+    if v0 > 0 and v > 0 and v1 > 0:
+        least, place = _smallest(*c)
+        return (place or 1.0) if least <= off else 0.0
+    if off > max(v0, abs(v), abs(v1)):
+        return 1.0
+    if v0 > 0:
+        return _turns_back(c, v1, off)
+    if v * v1 > 0 and _smallest(c1, c2, c3, 0.0)[0] < 0:
+        return 1.0  # c1 + c2 s + c3 s^2 has the sign of a guard that starts at zero
+    return 0.0
+
+
+def _horner(c0: float, c1: float, c2: float, c3: float, s: float) -> float:
+    return c0 + s * (c1 + s * (c2 + s * c3))
+
+
+def _extrema(c1: float, c2: float, c3: float) -> list[float]:
+    """Positions of the extrema of a cubic in ascending order, without cancellation."""
+    square = c2 * c2 - 3 * c1 * c3
+    if not square >= 0:
+        return []
+    q = -(c2 + math.copysign(math.sqrt(square), c2))
+    return sorted(a / b for a, b in ((q, 3 * c3), (c1, q)) if b)
+
+
+def _smallest(c0: float, c1: float, c2: float, c3: float) -> tuple[float, float]:
+    """The smallest value of a cubic on [0, 1], and its position."""
+    least, place = c0, 0.0
+    for s in (*_extrema(c1, c2, c3), 1.0):
+        if 0 < s <= 1 and (value := _horner(c0, c1, c2, c3, s)) < least:
+            least, place = value, s
+    return least, place
+
+
+def _turns_back(c: Cubic, v1: float, off: float) -> float:
+    """Position where a cubic that ends at zero or beyond has crossed it before and returned, to an error; else 0."""
+    extrema = _extrema(*c[1:])
+    if v1 > 0 or not extrema or not 0 < extrema[0] < 1 or not _horner(*c, extrema[0]) <= off:
+        return 0.0
+    returns = len(extrema) == 2 and extrema[1] < 1 and _horner(*c, extrema[1]) >= -off
+    return extrema[0] if v1 == 0 or returns else 0.0

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.numerics.arrays import EPS, Array
@@ -121,7 +120,7 @@ class GuardMonitor:
     def values(self, t: float, x: Array) -> Array:
         """Return the guards at the end of a step, zero inside their zero band, and arm those that have left it."""
         values = self._filtered(self.raw(t, x))
-        self._refuse((self.band > 0) & (values * self.leaving_sign < 0), t)
+        self._refuse(np.flatnonzero((self.band > 0) & (values * self.leaving_sign < 0)).tolist(), t)
         self.band[values != 0] = 0.0
         return values
 
@@ -148,9 +147,9 @@ class GuardMonitor:
     def _filtered(self, values: Array) -> Array:
         return np.where(np.abs(values) <= self.band, 0.0, values)
 
-    def _refuse(self, returned: NDArray[np.bool_], t: float) -> None:
-        if returned.any():
-            raise unresolved_guard(int(np.flatnonzero(returned)[0]), mode=self.equations.name, time=t)
+    def _refuse(self, returned: Sequence[int], t: float) -> None:
+        if returned:
+            raise unresolved_guard(returned[0], mode=self.equations.name, time=t)
 
     def root_function(self, t: float, state: Array) -> Array:
         """Return the guards for the integrator's root finding: nonzero, with the leaving sign, inside the band."""
