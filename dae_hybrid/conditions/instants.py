@@ -23,15 +23,13 @@ from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.schedule import Schedule
 from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import STATE_ERROR_FACTOR, schedule_state
-from dae_hybrid.trajectory.grazing import accuracy
+from dae_hybrid.trajectory.grazing import CLOSE_SHARE, accuracy, close_to_zero
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 #: relative difference below which states and derivatives are equal, and the same in multiples of rtol
 EQUALITY_RTOL, EQUALITY_RTOLS = 1e-6, 1e3
 #: times are equal if a change of the parameters by their own size moves them apart by less than this share of the run
 SAME_TIME = 1e-9
-#: a guard is far from zero above the sum of this share of its terms and this number of absolute tolerances
-CLOSE_SHARE, FAR_TOLERANCES = 1e-3, 1e3
 #: a mode, and t, x, m in it
 type Point = tuple[ModeSystem, float, Array, Array]
 
@@ -423,12 +421,12 @@ class RunInspector:
     def _within_accuracy(self, point: Point, at: StatePoint) -> list[tuple[int, float, float]]:
         """Return transitions whose guards are within a few tolerances of zero and move, with value and rate."""
         mode, t, x, _ = point
-        away = FAR_TOLERANCES * float(max(self.run.options.absolute(mode.differential), default=0.0))
-        values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
+        close = close_to_zero(self.run, mode, at.guards, at.sizes)
+        values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), close.tolist(), strict=True)
         found, duration, slack = [], self.run.t_span[1] - self.run.t_span[0], self.slack(t)
         allowed = self.run.options.allowed(mode.differential, x[: mode.differential.size])
-        for index, h, rate, size in values:
-            if abs(h) <= CLOSE_SHARE * size + away:
+        for index, h, rate, is_close in values:
+            if is_close:
                 derivatives = self.system.transitions[index].guard_derivatives
                 by_y = derivatives(*point, self.p, schedule_state(self.run.t_span[0], 0))[0]
                 tolerance = float(np.abs(by_y[: allowed.size]) @ allowed) + slack / SIMULTANEITY_RTOLS * abs(rate)

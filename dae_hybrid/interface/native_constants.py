@@ -5,7 +5,7 @@ from __future__ import annotations
 from dae_hybrid import method
 from dae_hybrid.codegen import casadi_tools
 from dae_hybrid.compile import mode_functions
-from dae_hybrid.conditions import amplification, instants, resolution, sequences
+from dae_hybrid.conditions import amplification, resolution, sequences
 from dae_hybrid.numerics import algebraic, crossings, step_polynomial
 from dae_hybrid.port import failure_messages, native_batch, record_table, replay, segment_rules, stiffness
 from dae_hybrid.sensitivity import adjoint
@@ -44,8 +44,10 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
         "RESIDUAL_ROUNDINGS", "STEP_ROUNDINGS", ("MAX_NEWTON_STEPS", "MOST_STEPS"), "LEAST_DAMPING",
     ),
     sequences: ("DIGEST_BASIS", "DIGEST_FACTOR", "DIGEST_SHIFT", "MEASUREMENT", "BELOW", "ABOVE"),
-    grazing: (("SHALLOW_FACTOR", "SHALLOW"), ("RATE_DIFFERENCE_STEP", "BEFORE")),
-    instants: (("CLOSE_SHARE", "CLOSE_TO_ZERO"), ("FAR_TOLERANCES", "FAR_FROM_ZERO")),
+    grazing: (
+        ("SHALLOW_FACTOR", "SHALLOW"), ("RATE_DIFFERENCE_STEP", "BEFORE"), ("CLOSE_SHARE", "CLOSE_TO_ZERO"),
+        ("FAR_TOLERANCES", "FAR_FROM_ZERO"),
+    ),
     mode_functions: ("NEWTON_STEPS",),
     resolution: (("RESOLVED_SHARE", "RESOLVED"), "RESOLVED_DIGITS", "CLEAR_STATES"),
     crossings: (

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dae_hybrid.errors import DaeHybridError, EventError, GrazingError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.crossings import Turn
 from dae_hybrid.port.records import EventRecord
-from dae_hybrid.port.segment_rules import completed
+from dae_hybrid.port.segment_rules import SAME_INSTANT, completed
 from dae_hybrid.port.stiffness import reduced_jacobian, state_jacobian
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.system import ModeSystem
@@ -31,6 +33,8 @@ EXTREMUM_MARGIN = 1.5
 TIMES_BEFORE, STEPS_PER_UNIT, UNITS_BEYOND = (0.5, 1.0, 2.0, 4.0), 16, 4
 #: samples of a guard around its extremum, and refinements of the interval around the smallest one
 SAMPLES, REFINEMENTS = 17, 5
+#: a guard is far from zero above the sum of this share of its terms and this number of absolute tolerances
+CLOSE_SHARE, FAR_TOLERANCES = 1e-3, 1e3
 #: states up to which a dense matrix is factorised for the check
 MAX_DENSE_SIZE = 400
 
@@ -78,8 +82,20 @@ def refuse_singular(trajectory: Trajectory, conditions: Conditions) -> None:
     )
 
 
+def close_to_zero(trajectory: Trajectory, mode: ModeSystem, guards: Array, sizes: Array) -> NDArray[np.bool_]:
+    """Return which guards of a mode, with the sizes of their terms, are not far from zero."""
+    away = FAR_TOLERANCES * float(max(trajectory.options.absolute(mode.differential), default=0.0))
+    return np.asarray(np.abs(guards) <= CLOSE_SHARE * sizes + away)
+
+
 def refuse_near_misses(trajectory: Trajectory, conditions: Conditions) -> None:
-    """Refuse derivatives of a run with a guard's extremum within the accuracy of the run from zero."""
+    """Refuse derivatives of a run with a guard's extremum within the accuracy of the run from zero.
+
+    The extremum is within a segment, or where another transition ends it: without that the guard would turn there.
+    """
+    for segment in _ended(trajectory):
+        for index, value in _touched(trajectory, segment):
+            _refuse_miss(trajectory.system.transitions[index], segment.mode, segment.t_end, value, conditions)
     for index, turn in trajectory.turns:
         mode = trajectory.system.modes[index]
         transition = trajectory.system.transitions[mode.guarded[turn.guard]]
@@ -94,6 +110,50 @@ def refuse_near_misses(trajectory: Trajectory, conditions: Conditions) -> None:
                     _refuse_miss(transition, mode, *missed, conditions)
 
 
+def _ended(trajectory: Trajectory) -> list[Segment]:
+    """Return the segments at whose end a guard may touch zero: those before uncertified events, and the last one."""
+    times = [event.time for event in trajectory.uncertified if not event.order]
+    found = np.unique(trajectory.owners(np.array(times), "left")).tolist() if times else []
+    return [*(trajectory.segments[k] for k in found), trajectory.segments[-1]]
+
+
+def _touched(trajectory: Trajectory, segment: Segment) -> Iterator[tuple[int, float]]:
+    """Yield transitions whose guards, to the accuracy of the run, touch zero at the end of a segment, and their values.
+
+    Those of the transitions that fire there do so well beyond zero, see `refuse_shallow`; a guard that comes at a rate
+    crosses, see `conditions.ties`.
+    """
+    system, mode, t, p, m = trajectory.system, segment.mode, segment.t_end, trajectory.parameters, segment.memory
+    if not mode.guarded or not t > segment.t_start:
+        return
+    entry = mode.kernels["entry"]
+    _, guards, rates, sizes = entry(t, segment.x_end, m, p)
+    close = np.flatnonzero(close_to_zero(trajectory, mode, guards, sizes))
+    if not close.size:
+        return
+    h = RATE_DIFFERENCE_STEP * (trajectory.final[0] - trajectory.t_span[0])
+    bends = np.abs(rates - entry(t - h, segment.x_end - h * segment.xdot_end, m, p)[2]) / h
+    times, near = trajectory.parts.event_times, SAME_INSTANT * max(abs(t), t - trajectory.t_span[0])
+    events = trajectory.events[np.searchsorted(times, t - near) : np.searchsorted(times, t + near, side="right")]
+    fired = {system.transitions[event.index].trigger_index for event in events}
+    for i in close.tolist():
+        index = mode.guarded[i]
+        if index in fired or not system.transitions[index].matters:
+            continue
+        place = GuardCrossing(index, t, 0.0, 0.0, 0, segment.x_end, m)
+        shallow = SHALLOW_FACTOR * accuracy(trajectory, place)
+        if not abs(guards[i]) <= shallow or rates[i] ** 2 > 2 * bends[i] * shallow:
+            continue
+        if np.abs(_guard_along(segment, i, np.linspace(segment.t_start, t, SAMPLES), p)).max() > shallow:
+            yield index, float(guards[i])
+
+
+def _guard_along(segment: Segment, i: int, times: Array, p: Array) -> Array:
+    """Return a guard of a segment's mode at times within it."""
+    rows = zip(times.tolist(), segment.dense(times), strict=True)
+    return np.array([segment.mode.kernels["entry"](t, x, segment.memory, p)[1][i] for t, x in rows])
+
+
 def _missed(trajectory: Trajectory, segment: Segment, turn: Turn) -> tuple[float, float] | None:
     """Return time and value of a guard's extremum in a segment if it is within the accuracy of the run from zero.
 
@@ -101,14 +161,10 @@ def _missed(trajectory: Trajectory, segment: Segment, turn: Turn) -> tuple[float
     """
     mode, p, m = segment.mode, trajectory.parameters, segment.memory
 
-    def guards(times: Array) -> Array:
-        rows = zip(times.tolist(), segment.dense(times), strict=True)
-        return np.array([mode.kernels["entry"](t, x, m, p)[1][turn.guard] for t, x in rows])
-
     begin, end = max(turn.begin, segment.t_start), min(turn.end, segment.t_end)
     for _ in range(REFINEMENTS):
         times = np.linspace(begin, end, SAMPLES)
-        values = guards(times)
+        values = _guard_along(segment, turn.guard, times, p)
         if values.min() < 0 < values.max():  # it crosses
             return None
         i = int(np.abs(values).argmin())
@@ -120,7 +176,11 @@ def _missed(trajectory: Trajectory, segment: Segment, turn: Turn) -> tuple[float
     if not abs(value) <= shallow:
         return None
     sides = (np.linspace(segment.t_start, t, SAMPLES), np.linspace(t, segment.t_end, SAMPLES))
-    return (t, value) if all(np.abs(guards(side)).max() > shallow for side in sides) else None
+    return (
+        (t, value)
+        if all(np.abs(_guard_along(segment, turn.guard, side, p)).max() > shallow for side in sides)
+        else None
+    )
 
 
 def _refuse_miss(transition: TransitionMap, mode: ModeSystem, t: float, value: float, conditions: Conditions) -> None:

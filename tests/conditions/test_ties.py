@@ -678,18 +678,19 @@ def test_an_event_that_reverses_the_rate_of_a_guard_next_to_zero(gap: float, nat
 
 @pytest.mark.parametrize(("native", "options"), WAYS)
 @pytest.mark.parametrize("rtol", [1e-7, 1e-9])
-def test_a_touch_from_which_another_event_leads_across_is_told(
-    native: bool, options: dict[str, Any], rtol: float
+@pytest.mark.parametrize(("kick", "end"), [(0.5, 2.0), (0.0, 2.0), (-0.5, 2.0), (0.5, 1.0)])
+def test_a_touch_where_another_event_happens_is_told(
+    native: bool, options: dict[str, Any], rtol: float, kick: float, end: float
 ) -> None:
-    """At its apex x touches a level, and a kick at this instant carries it beyond it; a touch may come first.
+    """At its apex x touches a level, where a kick carries it beyond, does not matter, turns it back, or the run ends.
 
-    The rate of the guard is zero to the accuracy of the run, and the sign of its rounding had decided.
+    For a larger v0 the level is passed before. The sign of the rounding of the guard's rate had decided.
     """
     m = dh.HybridModel("touch")
     a, v0, level, T = (m.parameter(name, value) for name, value in zip("avlT", (1.0, 1.0, 0.5, 1.0), strict=True))
     x, v, y, s = (m.differential(name) for name in ("x", "speed", "y", "s"))
     fly = m.mode("fly", ode={x: v, v: -a, y: 0.1, s: 1.0})
-    m.transition(fly, fly, guard=s - T, direction="rising", reset={v: v + 0.5}, name="kick")
+    m.transition(fly, fly, guard=s - T, direction="rising", reset={v: v + kick}, name="kick")
     m.transition(fly, fly, guard=x - level, direction="rising", reset={y: y + 1.0}, name="alarm")
     m.initial(fly, {x: 0.0, v: v0, y: 0.0, s: 0.0})
     m.functional("G", terminal=y)

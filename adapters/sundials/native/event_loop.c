@@ -228,6 +228,31 @@ static int moves_along(event_loop *m, const double *h, double rate) {
   return 1;
 }
 
+/* The rates of the guards shortly before an event, along its tangent; null if they cannot be evaluated. */
+static const double *earlier_rates(const event_loop *m, const mode_tables *from, double t, const event *e) {
+  context *c = from->run->model;
+  const double moment = BEFORE * (m->t_end - m->t0);
+  double *x = m->work;
+  for (integer j = 0; j < c->n; j++) x[j] = e->x[j] - moment * e->xdot[j];
+  c->res[0] = x + c->n;
+  return evaluate(c, c->rates, t - moment, x) ? 0 : x + c->n;
+}
+
+/* Whether another guard than that of an event may touch zero there (`touches` in trajectory/grazing.py). */
+static int may_touch(const event_loop *m, const mode_tables *from, integer index, double t, const event *e) {
+  const double *h = e->guards, *rate = h + from->n_guards, *size = rate + from->n_guards, *earlier = 0;
+  double largest = 0;
+  for (integer j = 0; j < from->n_y; j++) largest = fmax(largest, from->absolute[j]);
+  for (integer j = 0; j < from->n_guards; j++) {
+    const double near = CLOSE_TO_ZERO * size[j] + FAR_FROM_ZERO * largest;
+    if (j == index || from->run->model->zero_band[j] != 0 || !(fabs(h[j]) <= near)) continue;
+    if (!earlier && !(earlier = earlier_rates(m, from, t, e))) return 1;
+    const double bend = fabs(rate[j] - earlier[j]) / (BEFORE * (m->t_end - m->t0));
+    if (!(rate[j] * rate[j] > 2 * bend * near)) return 1;
+  }
+  return 0;
+}
+
 /* Derivatives across the event, SR eq. 6 and 28; returns whether they exist. `clean` is set if the
  * crossing is deep enough for the accuracy of the run, so that they are reliable. */
 static int differentiate(event_loop *m, const mode_tables *from, const mode_tables *to, const link *l, double t, const event *e,
@@ -246,14 +271,11 @@ static int differentiate(event_loop *m, const mode_tables *from, const mode_tabl
   *clean = 1;
   double apart = BESIDE * m->rtol * elapsed(m, t); /* distance in time from other guards */
   if (l->clock < 0) { /* a parabola through the rate shortly before gives the depth of the crossing */
-    const double moment = BEFORE * (m->t_end - m->t0);
-    double accuracy = 0, *x = m->work;
-    context *c = r->model;
+    const double *earlier = earlier_rates(m, from, t, e);
+    double accuracy = 0;
+    if (!earlier) return 0;
     for (integer j = 0; j < from->n_y; j++) accuracy += fabs(h[j]) * (from->absolute[j] + m->rtol * fabs(e->x[j]));
-    for (integer j = 0; j < c->n; j++) x[j] = e->x[j] - moment * e->xdot[j];
-    c->res[0] = x + c->n;
-    if (evaluate(c, c->rates, t - moment, x)) return 0;
-    const double bend = fabs(e->guards[from->n_guards + l->index] - x[c->n + l->index]) / moment;
+    const double bend = fabs(e->guards[from->n_guards + l->index] - earlier[l->index]) / (BEFORE * (m->t_end - m->t0));
     const double own = e->guards[from->n_guards + l->index], depth = bend > 0 ? own * own / (2 * bend) : HUGE_VAL;
     if (!(depth > SHALLOW * accuracy)) *clean = 0;
     apart = fmax(apart, BESIDE * accuracy / fabs(own));
@@ -261,6 +283,7 @@ static int differentiate(event_loop *m, const mode_tables *from, const mode_tabl
   for (integer j = 0; j < from->n_guards; j++)
     if (j != l->index && fabs(e->guards[j]) <= apart * fabs(e->guards[from->n_guards + j]))
       *clean = *clean && l->clock < 0 && passes_by(m, from, j, t, e);
+  if (may_touch(m, from, l->clock < 0 ? l->index : -1, t, e)) *clean = 0;
   const sparse *dp = &r->model->moved;
   for (integer i = 0; i < m->n_directions; i++) {
     const double *w = e->before + i * nf;
