@@ -25,6 +25,7 @@ from dae_hybrid.statement.discontinuous_nodes import (
     bare,
     written_out,
 )
+from dae_hybrid.statement.hidden_jumps import with_jumps_shown
 from dae_hybrid.statement.lookup import is_table
 
 #: identity operation of CasADi that marks an expression of `smooth`
@@ -102,8 +103,16 @@ def without_folds(expressions: Sequence[ca.MX]) -> list[ca.MX]:
 
 
 def are_smooth(expressions: Sequence[ca.MX]) -> bool:
-    """Whether expressions contain no discontinuous nodes, no marks, and no calls that may hide such nodes."""
-    return not instructions(_symbols(expressions), expressions, ALL | {SMOOTH, ca.OP_CALL})
+    """Whether expressions contain no discontinuous nodes, no marks, and no calls or forms that may hide such nodes."""
+    symbols = _symbols(expressions)
+    nodes = instructions(symbols, expressions, ALL | {SMOOTH, ca.OP_CALL})
+    return not nodes and with_jumps_shown(symbols, expressions) is None
+
+
+def plain(expressions: Sequence[ca.MX]) -> list[ca.MX]:
+    """Return expressions of which all jumps and kinks are nodes of scalars; see `hidden_jumps`."""
+    found = without_folds(expressions)
+    return with_jumps_shown(_symbols(found), found) or found
 
 
 def unsmooth[Key](expressions: Mapping[Key, Sequence[ca.MX]]) -> dict[Key, Sequence[ca.MX]]:
@@ -146,7 +155,7 @@ class Discontinuities:
         self._moving |= {symbol.__hash__() for symbol, mark in self._marks if self._moves(mark)}
         self._put([mark for _, mark in self._marks], [symbol for symbol, _ in self._marks])
         self._inline()
-        self._expressions = without_folds(self._expressions)
+        self._expressions = plain(self._expressions)
 
     @property
     def expressions(self) -> list[ca.MX]:
@@ -314,9 +323,9 @@ def jumps(expressions: Sequence[ca.MX]) -> list[tuple[Node, ca.MX, Callable[[ca.
     """
     found: list[tuple[Node, ca.MX, Callable[[ca.MX], list[ca.MX]]]] = []
     ops = JUMPS | KINKS | {*EQUALITIES}
-    if not instructions(_symbols(expressions), expressions, ops | FOLDS):
+    if are_smooth(expressions):
         return found
-    expressions = without_folds(expressions)
+    expressions = plain(expressions)
     marked = [mark.dep(0) for _, mark in instructions(_symbols(expressions), expressions, {SMOOTH})]
     spared = {node.__hash__() for _, node in instructions(_symbols(marked), marked, ops)}
     for _, node in instructions(_symbols(expressions), expressions, ops):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property, reduce
 
@@ -15,6 +16,8 @@ SEARCHES = (ca.OP_LOW, ca.OP_FIND)
 #: piecewise constant with many pieces, or composed of such functions
 STEPS = (ca.OP_FLOOR, ca.OP_CEIL, ca.OP_FMOD, ca.OP_REMAINDER)
 SIGNS = (ca.OP_SIGN, ca.OP_COPYSIGN)
+#: with a cut where the first argument is zero and the second negative
+ANGLES = (ca.OP_ATAN2,)
 #: continuous, with a discontinuous derivative
 KINKS = frozenset((ca.OP_FABS, ca.OP_FMIN, ca.OP_FMAX))
 #: kinks over all entries of a matrix
@@ -24,7 +27,7 @@ LIMITED = frozenset(
     (ca.OP_SQRT, ca.OP_LOG, ca.OP_LOG1P, ca.OP_POW, ca.OP_CONSTPOW, ca.OP_DIV, ca.OP_INV, ca.OP_ASIN, ca.OP_ACOS,
      ca.OP_ACOSH, ca.OP_ATANH)
 )  # fmt: skip
-JUMPS = frozenset((*RELATIONS, *STEPS, *SIGNS))
+JUMPS = frozenset((*RELATIONS, *STEPS, *SIGNS, *ANGLES))
 ALL = JUMPS | FOLDS | {*KINKS, *EQUALITIES, *LOGIC, *SEARCHES, ca.OP_IF_ELSE_ZERO}
 
 
@@ -159,6 +162,10 @@ class Node:
             return (1 - 2 * switch) * first
         if self.op == ca.OP_COPYSIGN:
             return ca.fabs(first) * (1 - 2 * switch)
+        if self.op == ca.OP_ATAN2:  # by half the angle from the y axis, which has its cut at the other side
+            side, x = 1 - 2 * switch, self.arguments[1]
+            half = ca.atan(x * ca.constpow(ca.hypot(x, first) + side * first, -1))
+            return side * (math.pi / 2 - 2 * half)
         if self.op in (ca.OP_FMIN, ca.OP_FMAX):
             return ca.if_else(switch, first, self.arguments[1])
         if self.op == ca.OP_FLOOR:
