@@ -4,8 +4,9 @@ Every system is declared from its seed, simulated and differentiated forwards, b
 a process of its own: one that crashes or hangs is counted too. ``--closed-forms`` takes systems with known solutions
 (tests/support/closed_forms.py), ``--edges`` such systems with events at the edge of their conditions
 (tests/support/closed_forms_at_edges.py), ``--scales`` such systems in which numbers vanish, cancel or are large
-(tests/support/closed_forms_of_scale.py), ``--relations`` systems with relations and ties
-(tests/support/random_relations.py); all four go through all adapters and methods. ``--events`` takes systems with
+(tests/support/closed_forms_of_scale.py), ``--words`` such systems with jumps that no relation shows
+(tests/support/closed_forms_of_words.py), ``--relations`` systems with relations and ties
+(tests/support/random_relations.py); all five go through all adapters and methods. ``--events`` takes systems with
 conditions, clocks, queues and tables of times (tests/support/random_events.py), ``--inputs`` systems with peaks, other
 starts, lookup tables and mass matrices (tests/support/random_inputs.py). ``--only SEED`` judges one system and prints
 all of it.
@@ -32,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 from closed_forms import judge_closed_form
 from closed_forms_at_edges import judge_at_an_edge
 from closed_forms_of_scale import judge_of_scale
+from closed_forms_of_words import judge_words
 from random_events import event_system
 from random_inputs import input_system
 from random_relations import judge_relations, relations_system
@@ -46,6 +48,7 @@ WITH = {
     "relations": " with relations",
     "edges": " with events at the edge of their conditions",
     "scales": " in which numbers vanish, cancel or are large",
+    "words": " with jumps that no relation shows",
     "events": " with conditions, clocks and queues",
     "inputs": " with peaks, other starts, tables and masses",
 }
@@ -54,6 +57,7 @@ FAMILIES = {
     "closed forms": judge_closed_form,
     "edges": judge_at_an_edge,
     "scales": judge_of_scale,
+    "words": judge_words,
     "relations": judge_relations,
 }
 #: systems with further statements, through SUNDIALS
@@ -156,6 +160,7 @@ def main() -> None:
     parser.add_argument("--closed-forms", dest="adapter", action="store_const", const="closed forms")
     parser.add_argument("--edges", dest="adapter", action="store_const", const="edges")
     parser.add_argument("--scales", dest="adapter", action="store_const", const="scales")
+    parser.add_argument("--words", dest="adapter", action="store_const", const="words")
     parser.add_argument("--relations", dest="adapter", action="store_const", const="relations")
     parser.add_argument("--events", dest="adapter", action="store_const", const="events")
     parser.add_argument("--inputs", dest="adapter", action="store_const", const="inputs")

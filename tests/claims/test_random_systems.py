@@ -15,6 +15,7 @@ from closed_forms_at_edges import FAMILIES as EDGES
 from closed_forms_at_edges import judge_at_an_edge
 from closed_forms_of_scale import FAMILIES as SCALES
 from closed_forms_of_scale import judge_of_scale
+from closed_forms_of_words import judge_words
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 from random_events import EventSystem, WithStatements, event_system
@@ -81,6 +82,12 @@ def test_solutions_at_the_edges_of_conditions_are_the_closed_ones(family: int, c
 def test_solutions_whose_numbers_vanish_cancel_or_are_large_are_the_closed_ones(family: int, count: int) -> None:
     verdict = judge_of_scale(count * len(SCALES) + family)
     assert verdict.kind in ("agree", "refused"), verdict
+
+
+@pytest.mark.parametrize("seed", [1, 6, 7])  # by BDF, interpreted, and by SciPy
+def test_solutions_with_jumps_that_no_relation_shows_are_the_closed_ones(seed: int) -> None:
+    verdict = judge_words(seed)
+    assert verdict.kind == "agree", verdict
 
 
 @pytest.mark.parametrize("seed", [0, 7])
@@ -190,6 +197,7 @@ JUDGES: dict[str, Callable[[int], Verdict]] = {
     "closed forms": judge_closed_form,
     "edges": judge_at_an_edge,
     "scales": judge_of_scale,
+    "words": judge_words,
     "relations": judge_relations,
     "events": lambda seed: judge(event_system(seed), native=True, directions=1),
     "inputs": lambda seed: judge(input_system(seed), native=True, directions=1),
