@@ -109,6 +109,19 @@ def test_guards_entries_and_marks(spared: bool) -> None:
         assert found.gradient["G"] == pytest.approx(-1.5, abs=1e-6)
 
 
+def test_a_guard_that_jumps_across_zero_fires_there() -> None:
+    """-atan2 jumps from -pi to pi, as any guard with a relation may."""
+    m = dh.HybridModel("wrapped")
+    p, x = m.parameter("p", 1.0), m.differential("x")
+    run = m.mode("run", ode={x: p})
+    m.transition(run, run, guard=-ca.atan2(ca.sin(x), ca.cos(x)), direction="rising", name="around")
+    m.initial(run, {x: 0.1})
+    m.functional("G", at_events={"around": m.time})
+    found = dh.forward_sensitivity(m.build(), (0, 4), **TIGHT)
+    assert found.trajectory.functionals["G"] == pytest.approx(PI - 0.1, abs=1e-9)
+    assert found.gradient["G"] == pytest.approx(-(PI - 0.1), abs=1e-8)
+
+
 def test_a_direction_in_a_reset_is_a_relation_there() -> None:
     """v/|v| at an impact where v = 0 to the accuracy of the run is refused; elsewhere it is a sign."""
     for v0, refused in ((0.5, False), (1.0, True)):
