@@ -120,8 +120,8 @@ def _ended(trajectory: Trajectory) -> list[Segment]:
 def _touched(trajectory: Trajectory, segment: Segment) -> Iterator[tuple[int, float]]:
     """Yield transitions whose guards, to the accuracy of the run, touch zero at the end of a segment, and their values.
 
-    Those of the transitions that fire there do so well beyond zero, see `refuse_shallow`; a guard that comes at a rate
-    crosses, see `conditions.ties`.
+    Without the event they would turn there: a guard that settles at zero does not. Those of the transitions that fire
+    there go well beyond zero, see `refuse_shallow`; a guard that comes at a rate crosses, see `conditions.ties`.
     """
     system, mode, t, p, m = trajectory.system, segment.mode, segment.t_end, trajectory.parameters, segment.memory
     if not mode.guarded or not t > segment.t_start:
@@ -142,9 +142,11 @@ def _touched(trajectory: Trajectory, segment: Segment) -> Iterator[tuple[int, fl
             continue
         place = GuardCrossing(index, t, 0.0, 0.0, 0, segment.x_end, m)
         shallow = SHALLOW_FACTOR * accuracy(trajectory, place)
-        if not abs(guards[i]) <= shallow or rates[i] ** 2 > 2 * bends[i] * shallow:
+        if not abs(guards[i]) <= shallow or not (bends[i] > 0 and rates[i] ** 2 <= 2 * bends[i] * shallow):
             continue
-        if np.abs(_guard_along(segment, i, np.linspace(segment.t_start, t, SAMPLES), p)).max() > shallow:
+        before = np.abs(_guard_along(segment, i, np.linspace(segment.t_start, t, SAMPLES), p))
+        beyond = _guards_beyond(mode, t, segment.x_end, m, p, math.sqrt(2 * shallow / bends[i]))
+        if before.max() > shallow and any(abs(values[i]) > shallow for values in beyond):
             yield index, float(guards[i])
 
 
@@ -232,7 +234,7 @@ def _crosses(trajectory: Trajectory, event: EventRecord, turn: float, shallow: f
     integrated by linearly implicit steps, which damp fast modes, as far as its equations are defined.
     """
     mode = trajectory.system.modes[trajectory.system.transitions[event.index].source]
-    i, e, p, m = mode.guarded.index(event.index), mode.equations, trajectory.parameters, event.memory_minus
+    i, p, m = mode.guarded.index(event.index), trajectory.parameters, event.memory_minus
     reach, side = 2 * shallow / abs(event.rate), math.copysign(1.0, event.rate)
     if turn < 0:
         last = int(trajectory.owners(np.array([event.time]), "left")[0])
@@ -243,22 +245,30 @@ def _crosses(trajectory: Trajectory, event: EventRecord, turn: float, shallow: f
         times = np.maximum(event.time - reach * np.array(TIMES_BEFORE), segment.t_start)
         guards = [mode.kernels["entry"](t, x, m, p)[1][i] for t, x in zip(times, segment.dense(times), strict=True)]
         return bool(min(side * np.array(guards)) < -shallow)
+    for guards in _guards_beyond(mode, event.time, event.x_minus, m, p, reach):
+        if not side * guards[i] <= shallow:
+            return bool(side * guards[i] > shallow)
+    return False
+
+
+def _guards_beyond(mode: ModeSystem, t: float, x: Array, m: Array, p: Array, unit: float) -> Iterator[Array]:
+    """Yield the guards of a mode on the way beyond a point, for a few units of time, while its equations are defined.
+
+    The steps are linearly implicit: fast modes are damped. There are none of large modes.
+    """
+    e, ny, h = mode.equations, mode.differential.size, unit / STEPS_PER_UNIT
     if e.n > MAX_DENSE_SIZE:
-        return False
-    x, ny, h = event.x_minus, mode.differential.size, reach / STEPS_PER_UNIT
-    for t in (event.time + h * np.arange(1, UNITS_BEYOND * STEPS_PER_UNIT + 1)).tolist():
-        xdot = mode.kernels["entry"](t, x, m, p)[0]
+        return
+    for later in (t + h * np.arange(1, UNITS_BEYOND * STEPS_PER_UNIT + 1)).tolist():
+        xdot = mode.kernels["entry"](later, x, m, p)[0]
         try:
-            decay = np.eye(ny) - h * reduced_jacobian(state_jacobian(e, t, x[: e.n], m, p), ny)
+            decay = np.eye(ny) - h * reduced_jacobian(state_jacobian(e, later, x[: e.n], m, p), ny)
             moved = x[: e.n].copy()
             moved[:ny] += h * np.linalg.solve(decay, xdot[:ny])
-            x = mode.complete(t, *completed(e, t, moved, m, p), m, p)[0]
-        except (np.linalg.LinAlgError, DaeHybridError):  # the equations end here: it cannot be told
-            return False
-        value = side * mode.kernels["entry"](t, x, m, p)[1][i]
-        if not value <= shallow:
-            return bool(value > shallow)
-    return False
+            x = mode.complete(later, *completed(e, later, moved, m, p), m, p)[0]
+        except (np.linalg.LinAlgError, DaeHybridError):
+            return
+        yield mode.kernels["entry"](later, x, m, p)[1]
 
 
 def _rate(trajectory: Trajectory, event: EventRecord, after: float) -> float:

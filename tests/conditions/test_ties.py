@@ -698,3 +698,19 @@ def test_a_touch_where_another_event_happens_is_told(
         warnings.simplefilter("error")
         with pytest.raises((dh.EventError, dh.DerivativeWarning)):
             dh.forward_sensitivity(m.build(native=native), (0, 2), rtol=rtol, **options)
+
+
+@pytest.mark.parametrize("method", ["auto", "bdf"])
+@pytest.mark.parametrize(("rate", "end"), [(5.0, 3.0), (10.0, 2.0), (20.0, 2.0)])
+def test_a_guard_that_settles_at_the_end_of_the_run_does_not_touch(rate: float, end: float, method: str) -> None:
+    m = dh.HybridModel("settles")
+    k, x, y = m.parameter("k", rate), m.differential("x"), m.differential("y")
+    run = m.mode("run", ode={x: -k * (x - 1), y: x})
+    m.transition(run, run, guard=x - 1, direction="rising", reset={y: y + 1}, name="alarm")
+    m.initial(run, {x: -1.0, y: 0.0})
+    m.functional("G", terminal=y)
+    right = 2 * (1 - np.exp(-rate * end)) / rate**2 - 2 * end * np.exp(-rate * end) / rate
+    for analysis in ("forward", "adjoint"):
+        found, said = gradient(m.build(), (0, end), "G", analysis, method=method)
+        assert not said
+        assert found[0] == pytest.approx(right, rel=1e-4)
