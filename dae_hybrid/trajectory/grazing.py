@@ -245,9 +245,9 @@ def _crosses(trajectory: Trajectory, event: EventRecord, turn: float, shallow: f
         times = np.maximum(event.time - reach * np.array(TIMES_BEFORE), segment.t_start)
         guards = [mode.kernels["entry"](t, x, m, p)[1][i] for t, x in zip(times, segment.dense(times), strict=True)]
         return bool(min(side * np.array(guards)) < -shallow)
-    for guards in _guards_beyond(mode, event.time, event.x_minus, m, p, reach):
-        if not side * guards[i] <= shallow:
-            return bool(side * guards[i] > shallow)
+    for values in _guards_beyond(mode, event.time, event.x_minus, m, p, reach):
+        if not side * values[i] <= shallow:
+            return bool(side * values[i] > shallow)
     return False
 
 
