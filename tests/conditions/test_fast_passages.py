@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from functools import cache
 from typing import Any
@@ -99,7 +100,7 @@ def test_roundings_of_time_spoil_an_adjoint_however_tight_the_tolerance(rtol):
         found = gradient("adjoint", jumping(), 2000.0, rtol=rtol, atol=1e-2 * rtol)
     wrong = abs(1000 * values(found)[0] / JUMPS - 1)
     assert wrong < 4e-2 or "Roundings of time" in str(said[0].message)
-    assert " times the tolerance" in found.diagnostics.check(GROWTH).detail
+    assert re.match("at [24] times the tolerance", found.diagnostics.check(GROWTH).detail)
 
 
 @pytest.mark.uncertified

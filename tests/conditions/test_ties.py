@@ -697,7 +697,7 @@ def test_a_touch_where_another_event_happens_is_told(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises((dh.EventError, dh.DerivativeWarning)):
-            dh.forward_sensitivity(m.build(native=native), (0, 2), rtol=rtol, **options)
+            dh.forward_sensitivity(m.build(native=native), (0, end), rtol=rtol, **options)
 
 
 @pytest.mark.parametrize("method", ["auto", "bdf"])
