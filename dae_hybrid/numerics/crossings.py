@@ -22,6 +22,9 @@ from dae_hybrid.numerics.arrays import EPS, Array
 BISECTION_DEPTH, CUBIC_ERROR_FACTOR = 8, 4.0
 #: relative position of the interior point; the midpoint may be a zero by symmetry
 INTERIOR_POSITION = 0.43
+#: weights of values and, times the interval, rates at its ends in the value of a cubic at the interior point
+VALUE_WEIGHT = 3 * INTERIOR_POSITION**2 - 2 * INTERIOR_POSITION**3
+RATE_WEIGHTS = INTERIOR_POSITION * (1 - INTERIOR_POSITION) ** 2, INTERIOR_POSITION**2 * (INTERIOR_POSITION - 1)
 #: limit on the iterations of the root search, which is slow where the guard is flat
 MAX_ROOT_ITERATIONS = 10_000
 #: rounding of a guard within a step, relative to its values at the ends
@@ -43,6 +46,10 @@ MAX_SAMPLES = 20_000
 
 #: a turning point below this share of the neighbouring values is a near miss; number of near misses kept
 NEAR_MISS_SHARE, MAX_NEAR_MISSES = 0.1, 32
+
+
+#: coefficients, constant term first
+type Cubic = tuple[float, float, float, float]
 
 
 class Turn(NamedTuple):
@@ -389,20 +396,12 @@ def _close(start: GuardSample, end: GuardSample, least: Array, middle: GuardSamp
         return np.flatnonzero(~(low > least)).tolist()
 
 
-#: weights of values and, times the interval, rates at its ends in the value of a cubic at the interior point
-VALUE_WEIGHT = 3 * INTERIOR_POSITION**2 - 2 * INTERIOR_POSITION**3
-RATE_WEIGHTS = INTERIOR_POSITION * (1 - INTERIOR_POSITION) ** 2, INTERIOR_POSITION**2 * (INTERIOR_POSITION - 1)
-
-
 def _inside(start: GuardSample, end: GuardSample) -> Array:
     """Cubics through values and rates at two samples, at the interior point."""
     h, (first, last) = end.t - start.t, RATE_WEIGHTS
     with np.errstate(all="ignore"):  # rates that are not finite carry no information
         found: Array = start.values + VALUE_WEIGHT * (end.values - start.values)
         return found + (h * first * start.rates + h * last * end.rates)
-
-
-type Cubic = tuple[float, float, float, float]
 
 
 def _oriented(start: GuardSample, middle: GuardSample, end: GuardSample, i: int) -> tuple[Cubic, float, float]:

@@ -25,7 +25,7 @@ from dae_hybrid.statement.discontinuous_nodes import (
     bare,
     written_out,
 )
-from dae_hybrid.statement.hidden_jumps import with_jumps_shown
+from dae_hybrid.statement.hidden_jumps import SIGNIFICANT, with_jumps_shown
 from dae_hybrid.statement.lookup import is_table
 
 #: identity operation of CasADi that marks an expression of `smooth`
@@ -105,8 +105,10 @@ def without_folds(expressions: Sequence[ca.MX]) -> list[ca.MX]:
 def are_smooth(expressions: Sequence[ca.MX]) -> bool:
     """Whether expressions contain no discontinuous nodes, no marks, and no calls or forms that may hide such nodes."""
     symbols = _symbols(expressions)
-    nodes = instructions(symbols, expressions, ALL | {SMOOTH, ca.OP_CALL})
-    return not nodes and with_jumps_shown(symbols, expressions) is None
+    found = {op for op, _ in instructions(symbols, expressions, ALL | SIGNIFICANT | {SMOOTH, ca.OP_CALL})}
+    if not found <= SIGNIFICANT - ALL:
+        return False
+    return not found or with_jumps_shown(symbols, expressions) is None
 
 
 def plain(expressions: Sequence[ca.MX]) -> list[ca.MX]:

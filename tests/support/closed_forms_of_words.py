@@ -40,8 +40,8 @@ def _wave(x: Any, around: float) -> Any:
 
 
 def _arc(x: Any, around: float) -> Any:
-    away = x - 2 * PI * np.round(around / (2 * PI))
-    return away * np.sign(around - 2 * PI * np.round(around / (2 * PI)))
+    turns = 2 * PI * np.round(around / (2 * PI))
+    return (x - turns) * np.sign(around - turns)
 
 
 def direction(x: Any, around: float, c: Any) -> Any:

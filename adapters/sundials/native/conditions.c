@@ -61,13 +61,12 @@ static int starts_clear(const batch *b) {
   const mode_tables *first = v->modes + v->mode;
   const integer nx = first->n_x, ng = first->n_guards, nw = first->n_y + m->n_memory;
   const double *memory = v->start + nx, *h = memory + m->n_memory + nx, *rate = h + ng, *size = rate + ng, *by_p = size + ng;
-  double largest = 0;
-  for (integer j = 0; j < first->n_y; j++) largest = fmax(largest, first->absolute[j]);
+  const double least = not_far(first);
   for (integer i = 0; i < ng; i++) {
     const link *l = &first->links[i];
     const int meets = (double)l->direction * rate[i] >= 0 || !l->waits;
     const int at_zero = fabs(h[i]) <= band_of(m, h[i], size[i], rate[i], m->t0);
-    if (!meets || !(at_zero || fabs(h[i]) <= CLOSE_TO_ZERO * size[i] + FAR_FROM_ZERO * largest)) continue;
+    if (!meets || !(at_zero || fabs(h[i]) <= CLOSE_TO_ZERO * size[i] + least)) continue;
     const double *by = guard_derivatives(m, l, m->t0, v->start, memory);
     if (!by) return 0;
     const double known = guard_accuracy(m, first, by, v->start) + m->rtol * fabs(m->t0) * fabs(rate[i]);

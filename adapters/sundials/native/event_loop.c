@@ -238,17 +238,28 @@ static const double *earlier_rates(const event_loop *m, const mode_tables *from,
   return evaluate(c, c->rates, t - moment, x) ? 0 : x + c->n;
 }
 
-/* Whether another guard than that of an event may touch zero there (`touches` in trajectory/grazing.py). */
+/* Second derivative of a guard at an event, from its rate shortly before. */
+static double bend_of(const event_loop *m, const mode_tables *from, const double *earlier, integer j, const event *e) {
+  return fabs(e->guards[from->n_guards + j] - earlier[j]) / (BEFORE * (m->t_end - m->t0));
+}
+
+/* Distance from zero, added to a share of its terms, within which a guard is not far from it (`close_to_zero` in
+ * trajectory/grazing.py). */
+static double not_far(const mode_tables *at) {
+  double largest = 0;
+  for (integer j = 0; j < at->n_y; j++) largest = fmax(largest, at->absolute[j]);
+  return FAR_FROM_ZERO * largest;
+}
+
+/* Whether another guard than that of an event may touch zero there (`_touched` in trajectory/grazing.py). */
 static int may_touch(const event_loop *m, const mode_tables *from, integer index, double t, const event *e) {
   const double *h = e->guards, *rate = h + from->n_guards, *size = rate + from->n_guards, *earlier = 0;
-  double largest = 0;
-  for (integer j = 0; j < from->n_y; j++) largest = fmax(largest, from->absolute[j]);
+  const double least = not_far(from);
   for (integer j = 0; j < from->n_guards; j++) {
-    const double near = CLOSE_TO_ZERO * size[j] + FAR_FROM_ZERO * largest;
+    const double near = CLOSE_TO_ZERO * size[j] + least;
     if (j == index || from->run->model->zero_band[j] != 0 || !(fabs(h[j]) <= near)) continue;
     if (!earlier && !(earlier = earlier_rates(m, from, t, e))) return 1;
-    const double bend = fabs(rate[j] - earlier[j]) / (BEFORE * (m->t_end - m->t0));
-    if (!(rate[j] * rate[j] > 2 * bend * near)) return 1;
+    if (!(rate[j] * rate[j] > 2 * bend_of(m, from, earlier, j, e) * near)) return 1;
   }
   return 0;
 }
@@ -275,7 +286,7 @@ static int differentiate(event_loop *m, const mode_tables *from, const mode_tabl
     double accuracy = 0;
     if (!earlier) return 0;
     for (integer j = 0; j < from->n_y; j++) accuracy += fabs(h[j]) * (from->absolute[j] + m->rtol * fabs(e->x[j]));
-    const double bend = fabs(e->guards[from->n_guards + l->index] - earlier[l->index]) / (BEFORE * (m->t_end - m->t0));
+    const double bend = bend_of(m, from, earlier, l->index, e);
     const double own = e->guards[from->n_guards + l->index], depth = bend > 0 ? own * own / (2 * bend) : HUGE_VAL;
     if (!(depth > SHALLOW * accuracy)) *clean = 0;
     apart = fmax(apart, BESIDE * accuracy / fabs(own));
