@@ -1,7 +1,7 @@
 """Jumps that no relation shows, written as relations: u/|u| is sign(u), atan(tan(u)) is u less multiples of pi.
 
 Each replacement equals the expression wherever that is defined. The jump of `atan2` is that of a node, see
-`discontinuous_nodes`.
+`discontinuous_nodes`; the ends of B-splines are in `splines`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from collections.abc import Sequence
 
 import casadi as ca
 
+from dae_hybrid.statement.splines import with_ends_shown
+
 #: operations that may be a magnitude, and those without which nothing is hidden
 MAGNITUDES = frozenset((ca.OP_FABS, ca.OP_SQRT, ca.OP_NORM2, ca.OP_NORMF))
-SIGNIFICANT = MAGNITUDES | {ca.OP_ATAN, ca.OP_ACOS, ca.OP_ASIN}
+SIGNIFICANT = MAGNITUDES | {ca.OP_ATAN, ca.OP_ACOS, ca.OP_ASIN, ca.OP_BSPLINE, ca.OP_CALL}
 #: operations at which something may be hidden, and those of one of their arguments
 PLACES = {
     ca.OP_DIV: MAGNITUDES,
@@ -23,6 +25,7 @@ PLACES = {
     ca.OP_ACOS: {ca.OP_COS},
     ca.OP_ASIN: {ca.OP_SIN},
 }
+ALONE = (ca.OP_NORM2, ca.OP_NORMF, ca.OP_BSPLINE, ca.OP_CALL)
 #: depth to which expressions are compared
 DEPTH = 8
 
@@ -36,7 +39,7 @@ def with_jumps_shown(symbols: Sequence[ca.MX], expressions: Sequence[ca.MX]) -> 
     made: dict[int, int] = {}  # the operation behind each work index
     nodes: list[ca.MX] = []
     for k, op in enumerate(ids):
-        if op in (ca.OP_NORM2, ca.OP_NORMF) or (
+        if op in ALONE or (
             op in PLACES and not PLACES[op].isdisjoint(made.get(i, -1) for i in function.instruction_input(k))
         ):
             nodes.append(function.instruction_MX(k))
@@ -44,13 +47,16 @@ def with_jumps_shown(symbols: Sequence[ca.MX], expressions: Sequence[ca.MX]) -> 
     pairs = [(node, new) for node in reversed(nodes) if (new := _shown(node)) is not None]
     found = list(expressions)
     for node, new in pairs:  # outer ones first: they contain the others
-        found = ca.graph_substitute(found, [node], [new])
+        value = node.get_output(0) if node.op() == ca.OP_CALL else node
+        found = ca.graph_substitute(found, [value], [new])
     return found if pairs else None
 
 
 def _shown(node: ca.MX) -> ca.MX | None:
     """Return an expression that shows the jump of a node by relations and kinks; None if there is nothing to show."""
     op = node.op()
+    if op in (ca.OP_BSPLINE, ca.OP_CALL):
+        return with_ends_shown(node)
     if op == ca.OP_ATAN:
         return _arc_tangent(node.dep(0))
     if op in (ca.OP_ACOS, ca.OP_ASIN) and node.dep(0).op() == (ca.OP_COS if op == ca.OP_ACOS else ca.OP_SIN):

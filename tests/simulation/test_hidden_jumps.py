@@ -1,4 +1,4 @@
-"""Jumps that no relation shows are events: u/|u|, the cut of atan2, the poles of tan and of quotients inside atan."""
+"""Jumps that no relation shows are events: u/|u|, the cut of atan2, poles inside atan, the ends of B-splines."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ import dae_hybrid as dh
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-11}
 PI = math.pi
+TABLE = ca.interpolant("table", "bspline", [[0.0, 1.0, 2.0, 3.0]], [0.0, 1.0, 4.0, 9.0])
+PLANE = ca.interpolant("plane", "bspline", [[0.0, 1.0, 2.0, 3.0]] * 2, np.arange(16.0))  # a + 4 b
+CURVE = ca.Function.bspline("curve", [[0, 0, 0, 0, 1, 2, 3, 3, 3, 3]], [0, 1 / 3, 1, 2, 8 / 3, 3], [3], 1)  # u
+u = ca.MX.sym("u")
 #: f(x), its integral from -1 to 4 and its value at 4
 JUMPS: dict[str, tuple[Callable[[Any], Any], float, float]] = {
     "a quotient": (lambda x: (x - 0.3) / ca.fabs(x - 0.3), 2.4, 1.0),
@@ -43,6 +47,11 @@ JUMPS: dict[str, tuple[Callable[[Any], Any], float, float]] = {
         PI**2 / 8 - 0.5 + PI * (4 - PI / 2) - (16 - PI**2 / 4) / 2,
         PI - 4,
     ),
+    "a spline": (TABLE, 9.0, 0.0),
+    "a called spline": (ca.Function("called", [u], [2 * TABLE(u)]), 18.0, 0.0),
+    "a mapped spline": (lambda x: ca.sum2(TABLE.map(2)(ca.horzcat(x, x - 10))), 9.0, 0.0),
+    "a spline in two": (lambda x: PLANE(ca.vertcat(x, 0.5 * x + 0.75)), 22.5, 0.0),
+    "a spline by its knots": (CURVE, 4.5, 0.0),
 }
 #: jumps of the rate, not of its derivative alone
 EVENTS = [name for name in JUMPS if name not in ("acos of cos", "asin of sin")]
@@ -71,8 +80,8 @@ def test_derivatives_are_those_of_the_closed_form(name: str, options: dict[str, 
     assert forward.trajectory.functionals["G"] == pytest.approx(integral, abs=1e-7)
     assert forward.gradient["G"] == pytest.approx(-integral + 5 * end, abs=2e-6)
     assert adjoint.gradient == pytest.approx(-integral + 5 * end, abs=2e-6)
-    if name in EVENTS:
-        assert len(forward.trajectory.events) == (3 if name == "an angle" else 1)  # sin 2x has three zeros
+    if name in EVENTS:  # sin 2x has three zeros, a grid two ends
+        assert len(forward.trajectory.events) == (3 if name == "an angle" else 2 if "spline" in name else 1)
 
 
 def test_an_angle_is_that_of_atan2_on_all_sides() -> None:
@@ -87,6 +96,48 @@ def test_an_angle_is_that_of_atan2_on_all_sides() -> None:
     smooth = np.min(np.abs(phi[:, None] - PI * np.arange(-1, 4)), axis=1) > 0.1
     smooth[[0, -1]] = False
     assert rates[smooth] == pytest.approx(np.arctan2(np.sin(phi), np.cos(phi))[smooth], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("argument", "relations"),
+    [
+        (lambda x: ca.fmin(ca.fmax(x, 0), 3), 0),
+        (lambda x: 1.5 + 1.5 * ca.sin(x), 0),
+        (lambda x: 1.5 + 1.6 * ca.sin(x), 2),
+        (lambda x: ca.fmax(x, 0.5), 2),  # the kink of what is compared is an event
+    ],
+    ids=["clipped", "a wave", "a larger wave", "half clipped"],
+)
+def test_arguments_that_stay_on_the_grid_need_no_event(argument: Callable[[Any], Any], relations: int) -> None:
+    system = moved_along(lambda x: TABLE(argument(x)))
+    assert len([t for t in system.transitions if t.relation is not None]) == relations
+    dh.check_gradient(system, (0, 5), "G")
+
+
+@pytest.mark.parametrize("end", [2.0, 3.0, 5.0])
+def test_a_spline_of_time(end: float) -> None:
+    """A run may begin and end at the ends of the grid."""
+    m = dh.HybridModel("driven")
+    p, y = m.parameter("p", 1.0), m.differential("y")
+    run = m.mode("run", ode={y: p * TABLE(m.time)})
+    m.initial(run, {y: 0.0})
+    m.functional("G", terminal=y)
+    found = dh.forward_sensitivity(m.build(), (0, end), **TIGHT)
+    assert found.gradient["G"] == pytest.approx(min(end, 3) ** 3 / 3, rel=1e-8)
+
+
+def test_splines_that_extrapolate_and_those_that_are_refused() -> None:
+    inlined = ca.interpolant("inlined", "bspline", [[0.0, 1.0, 2.0, 3.0]], [0.0, 1.0, 4.0, 9.0], {"inline": True})
+    system = moved_along(inlined)  # x**2 everywhere
+    assert not [t for t in system.transitions if t.relation is not None]
+    assert dh.forward_sensitivity(system, (0, 5), **TIGHT).gradient["G"] == pytest.approx(-65 / 3 + 80, rel=1e-8)
+    for knots, degree, match in (
+        ([0.0, 1.0, 2.0], 0, "jumps within its grid"),
+        ([0.0, 1.0, 2.0, 3.0, 4.0], 1, "are not repeated 2 times"),
+    ):
+        function = ca.Function.bspline("refused", [knots], [1.0] * (len(knots) - degree - 1), [degree], 1)
+        with pytest.raises(dh.ModelError, match=match):
+            moved_along(function)
 
 
 @pytest.mark.parametrize("spared", [False, True])
