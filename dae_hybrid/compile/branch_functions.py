@@ -13,8 +13,9 @@ from dae_hybrid.compile.reset_functions import Jump, event_costs
 from dae_hybrid.conditions.branches import Branches, BranchTable
 from dae_hybrid.conditions.resting import Kinks
 from dae_hybrid.port.records import EventRecord
-from dae_hybrid.statement.discontinuities import are_smooth, jumps, margin, unsmooth
+from dae_hybrid.statement.discontinuities import are_smooth, jumps, margin, opaque_calls, unsmooth
 from dae_hybrid.statement.model import HybridModel
+from dae_hybrid.system.called_functions import CalledFunctions
 
 
 def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) -> BranchTable:
@@ -40,7 +41,7 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) ->
         for i, (name, when, value) in enumerate(measured)
         if i in evaluated and Branches("", [value], builders.lowering(0).lower, fixed | time)
     }
-    ends, constants, equations, quiet = {}, {}, {}, set[int]()
+    ends, constants, equations, called, quiet = {}, {}, {}, {}, set[int]()
     at_end = fixed if any(t.target is None for t in stated.transitions.values()) else fixed | time
     terminal = [f.terminal for f in functionals if f.terminal is not None]
     integrands = [f.integrand for f in functionals if f.integrand is not None]
@@ -58,6 +59,8 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) ->
         constants[i] = Branches(f"mode '{name}'", parts, lowering.lower, fixed, moving)
         if builders.is_shared(i) and are_smooth([*terminal, *parts, *rates]):
             quiet.add(builders.unit[i])
+        if calls := opaque_calls([unlifted.everything, *integrands]):
+            called[i] = CalledFunctions(calls, lowering.lower)
         equations[i] = Kinks(
             f"mode '{name}'",
             rates,
@@ -89,6 +92,7 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) ->
         start if start else None,
         {i: b for i, b in guards.items() if b},
         equations,
+        called,
         frozenset(permits),
     )
 

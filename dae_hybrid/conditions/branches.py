@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dae_hybrid.conditions.error_estimate import ErrorEstimate
     from dae_hybrid.conditions.resting import Kinks
     from dae_hybrid.sensitivity.forward import TangentState
+    from dae_hybrid.system.called_functions import CalledFunctions
     from dae_hybrid.system.system import ModeSystem
     from dae_hybrid.trajectory.trajectory import Trajectory
 
@@ -162,7 +163,7 @@ class BranchTable(NotPicklable):
     `transitions` are by index, with the function for their inputs after (t, x-, m-, p); `permits` are those whose only
     relations are in the condition `when`; `measurements` by index and mode, `ends` and `constants` by mode; `start` is
     that of the initial mode. `guards` are the kinks of guards by transition, `equations` those of equations and
-    integrands by mode.
+    integrands by mode. `called` are the functions, by mode, that may jump without showing it.
     """
 
     transitions: Mapping[int, tuple[Branches, Callable[[EventRecord], list[Any]]]]
@@ -172,6 +173,7 @@ class BranchTable(NotPicklable):
     start: Branches | None
     guards: Mapping[int, Branches]
     equations: Mapping[int, Kinks]
+    called: Mapping[int, CalledFunctions]
     permits: frozenset[int] = frozenset()
 
     def __bool__(self) -> bool:

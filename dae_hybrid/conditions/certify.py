@@ -17,6 +17,7 @@ from dae_hybrid.errors import ConditionWarning, DaeHybridError, DerivativeWarnin
 from dae_hybrid.sensitivity.duality import Duality
 from dae_hybrid.sensitivity.forward import TangentState
 from dae_hybrid.system.derivative_conditions import Conditions
+from dae_hybrid.trajectory.called_jumps import refuse_called_jumps
 from dae_hybrid.trajectory.diagnostics import Check, Diagnostics
 from dae_hybrid.trajectory.event_accuracy import amplified
 from dae_hybrid.trajectory.grazing import refuse_near_misses, refuse_shallow
@@ -60,6 +61,7 @@ def check_derivative_conditions(
             )
         )
     forward = cache(forward)
+    refuse_called_jumps(trajectory, conditions)
     refuse_shallow(trajectory, conditions)
     refuse_near_misses(trajectory, conditions)
     refuse_resting(trajectory, conditions, forward, functionals)

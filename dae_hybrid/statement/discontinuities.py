@@ -27,9 +27,12 @@ from dae_hybrid.statement.discontinuous_nodes import (
 )
 from dae_hybrid.statement.hidden_jumps import SIGNIFICANT, with_jumps_shown
 from dae_hybrid.statement.lookup import is_table
+from dae_hybrid.statement.splines import INTERPOLANT, continues_a_spline
 
 #: identity operation of CasADi that marks an expression of `smooth`
 SMOOTH = ca.OP_LIFT
+#: classes of functions that CasADi writes out in expressions
+WRITTEN_OUT = ("SXFunction", "MXFunction")
 #: expressions searched at a time
 SEARCH_BATCH_SIZE = 500
 
@@ -105,8 +108,8 @@ def without_folds(expressions: Sequence[ca.MX]) -> list[ca.MX]:
 def are_smooth(expressions: Sequence[ca.MX]) -> bool:
     """Whether expressions contain no discontinuous nodes, no marks, and no calls or forms that may hide such nodes."""
     symbols = _symbols(expressions)
-    found = {op for op, _ in instructions(symbols, expressions, ALL | SIGNIFICANT | {SMOOTH, ca.OP_CALL})}
-    if not found <= SIGNIFICANT - ALL:
+    found = {op for op, _ in instructions(symbols, expressions, ALL | SIGNIFICANT | {SMOOTH})}
+    if not found <= SIGNIFICANT - ALL - {ca.OP_CALL}:
         return False
     return not found or with_jumps_shown(symbols, expressions) is None
 
@@ -257,22 +260,27 @@ class Discontinuities:
 
     def _inline(self) -> None:
         """Inline called functions that contain discontinuities."""
-        names = self._closed()
-        if not names:
+        while nodes := [node for node in self._closed() if node.which_function().class_name() in WRITTEN_OUT]:
+            calls = [
+                node.which_function().call([node.dep(i) for i in range(node.n_dep())], True, False) for node in nodes
+            ]
+            values = [node.get_output(i) for node in nodes for i in range(node.which_function().n_out())]
+            self._put(values, [value for call in calls for value in call])
+        if not self._closed():
             return
         with suppress(RuntimeError):
             self._expressions = self._function().expand().call(self._symbols, True, False)
-            names = self._closed()  # functions that CasADi never inlines
-        if names:
+        if nodes := self._closed():  # functions that CasADi never inlines
+            names = ", ".join(f"'{node.which_function().name()}'" for node in nodes)
             raise ModelError(
                 f"{self.where} calls {names} with discontinuities inside, which cannot be made events.",
                 remedy="Write the function out in terms of the model's symbols, or mark the call by smooth().",
             )
 
-    def _closed(self) -> str:
-        """Names of called functions that contain discontinuities."""
-        calls = [node.which_function() for op, node in self._walk(frozenset()) if op == ca.OP_CALL]
-        return ", ".join(f"'{f.name()}'" for f in calls if _is_discontinuous(f))
+    def _closed(self) -> list[ca.MX]:
+        """Calls of functions that contain discontinuities."""
+        calls = [node for op, node in self._walk(frozenset()) if op == ca.OP_CALL]
+        return [node for node in calls if _is_discontinuous(node.which_function())]
 
 
 def _clips(function: ca.Function) -> set[int]:
@@ -301,16 +309,46 @@ def _clips(function: ca.Function) -> set[int]:
 
 def _is_discontinuous(function: ca.Function) -> bool:
     """Whether a function contains discontinuous nodes. External functions are assumed smooth, tables are."""
-    if is_table(function):
+    if is_table(function) or continues_a_spline(function):
         return False
     if function.is_a("SXFunction") or function.is_a("MXFunction"):
         ids = [function.instruction_id(k) for k in range(function.n_instructions())]
-        if not ALL.isdisjoint(ids):
+        if not (ALL | {ca.OP_BSPLINE}).isdisjoint(ids):
             return True
-        calls = [k for k, op in enumerate(ids) if op == ca.OP_CALL] if function.is_a("MXFunction") else []
-        return any(_is_discontinuous(function.instruction_MX(k).which_function()) for k in calls)
-    inner = [function.get_function(name) for name in function.get_function()]
-    return function.class_name() == "Switch" or any(map(_is_discontinuous, inner))
+        calls = [k for k, op in enumerate(ids) if op == ca.OP_CALL]
+        if function.is_a("SXFunction"):  # does not tell what it calls
+            return bool(calls)
+        inner = [function.instruction_MX(k).which_function() for k in calls]
+    else:
+        inner = [function.get_function(name) for name in function.get_function()]
+    return function.class_name() == "Switch" or any(
+        f.class_name() == INTERPOLANT or _is_discontinuous(f) for f in inner
+    )
+
+
+def opaque_calls(expressions: Sequence[ca.MX]) -> list[tuple[str, ca.MX]]:
+    """Return the names and values of calls outside `smooth` whose functions nobody can look into."""
+    marks = [node for _, node in instructions(_symbols(expressions), expressions, {SMOOTH})]
+    seen = (
+        ca.graph_substitute(list(expressions), marks, [ca.MX.zeros(m.shape) for m in marks]) if marks else expressions
+    )
+    calls = [node for _, node in instructions(_symbols(seen), seen, {ca.OP_CALL})]
+    opaque = [(node.which_function(), node) for node in calls if _is_opaque(node.which_function())]
+    return [(f.name(), node.get_output(i)) for f, node in opaque for i in range(f.n_out()) if f.numel_out(i)]
+
+
+def _is_opaque(function: ca.Function) -> bool:
+    """Whether a function calls code that is no expression: callbacks, libraries, solvers."""
+    name = function.class_name()
+    if is_table(function) or name in (INTERPOLANT, "LinearInterpolant"):
+        return False
+    if name == "SXFunction":  # does not tell what it calls
+        return ca.OP_CALL in map(function.instruction_id, range(function.n_instructions()))
+    if name == "MXFunction":
+        symbols = function.mx_in()
+        return bool(opaque_calls(function.call(symbols)))
+    inner = [function.get_function(own) for own in function.get_function()]
+    return not (name in ("Map", "ThreadMap", "OmpMap", "Switch") and inner) or any(map(_is_opaque, inner))
 
 
 def _node(node: ca.MX) -> Node:

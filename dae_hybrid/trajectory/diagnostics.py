@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from dae_hybrid.trajectory.trajectory import Trajectory
 
 ACCURACY = "accuracy of event times"
+#: jumps of called functions that have notes of their own
+MAX_JUMPS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,4 +122,11 @@ def of_run(trajectory: Trajectory) -> Diagnostics:
     if len(events):
         zeno = trajectory.accumulation is None
         checks.append(Check("accumulation", zeno, "none seen" if zeno else "events accumulate: the run was ended"))
-    return Diagnostics((*trajectory.system.notes, *trajectory.notes), tuple(checks))
+    jumps = []
+    if trajectory.system.branches.called:
+        from dae_hybrid.trajectory.called_jumps import called_jumps  # avoids a circular import
+
+        jumps = [str(jump) for jump in called_jumps(trajectory)]
+        checks.append(Check("called functions", not jumps, f"{counted(len(jumps), 'jump')} seen"))
+        jumps[MAX_JUMPS:] = []
+    return Diagnostics((*trajectory.system.notes, *trajectory.notes, *jumps), tuple(checks))
