@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dae_hybrid.sensitivity.forward import TangentState
     from dae_hybrid.system.called_functions import CalledFunctions
     from dae_hybrid.system.system import ModeSystem
-    from dae_hybrid.trajectory.trajectory import Trajectory
+    from dae_hybrid.trajectory.trajectory import Part, Trajectory
 
 #: relative difference below which sides are equal, and relative change below which a relation is constant
 SIDE_RTOL, CHANGE_RTOL = 1e-6, 1e-6
@@ -180,6 +180,10 @@ class BranchTable(NotPicklable):
         at_instants = self.transitions or self.measurements or self.ends or self.constants or self.start
         return bool(at_instants or self.guards)
 
+    def evaluated(self, trajectory: Trajectory) -> Iterator[tuple[Part, int, int]]:
+        """Yield the parts of a run at which relations are evaluated, with how many events and measurements before."""
+        return trajectory.parts.chosen(self.constants.keys(), self.transitions.keys() | self.guards.keys())
+
 
 def undecided_branches(trajectory: Trajectory, estimate: ErrorEstimate) -> list[UndecidedBranch]:
     """Return the relations of a run whose side its accuracy does not determine."""
@@ -201,7 +205,7 @@ def branch_sides(trajectory: Trajectory) -> list[bool]:
 
     start, (t, index, x, m) = trajectory.start, trajectory.final
     note(table.start, start.t, start.x, start.at.m, p)
-    for part in trajectory.parts:
+    for part, *_ in table.evaluated(trajectory):
         if isinstance(part, Segment):
             note(table.constants.get(part.mode.index), part.t_start, part.x_start, part.memory, p)
         elif isinstance(part, EventRecord):
@@ -277,7 +281,6 @@ def _undecided_branches(
     from dae_hybrid.trajectory.trajectory import Segment  # avoids a circular import
 
     system, p, options, count = trajectory.system, trajectory.parameters, trajectory.options, 0
-    measured = 0
 
     def undecided_at(
         branches: Branches | None,
@@ -304,7 +307,8 @@ def _undecided_branches(
 
     start, at_event = trajectory.start, False
     yield from undecided_at(table.start, start.mode, start.t, start.x, start.at.m, p)
-    for part in trajectory.parts:
+    for part, n_events, n_measured in table.evaluated(trajectory):
+        count = n_events
         if isinstance(part, Segment):
             mode = part.mode
             yield from undecided_at(table.constants.get(mode.index), mode, part.t_start, part.x_start, part.memory, p)
@@ -318,12 +322,11 @@ def _undecided_branches(
                     branches, source, part.time, part.x_minus, part.memory_minus, p, *more(part), late=late
                 )
             at_event = False
-            count += 1
         elif isinstance(part, MeasurementRecord) and part.index in table.measurements:
             own = table.measurements[part.index](part.mode.index)
-            again = reference(part.mode, partial(estimate.measured, measured))
+            again = reference(part.mode, partial(estimate.measured, n_measured))
             yield from undecided_at(own, part.mode, part.time, part.x, part.memory, p, reference=again)
-        measured += isinstance(part, MeasurementRecord)
+    count = trajectory.parts.n_events
     t, index, x, m = trajectory.final
     late, end = known(t) if trajectory.ended_by_event else 0.0, table.ends.get(index)
     if end is not None:

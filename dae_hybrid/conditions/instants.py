@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dae_hybrid.conditions.error_estimate import ErrorEstimate
 from dae_hybrid.errors import EventError
+from dae_hybrid.lazily import Lazily
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.record_table import RecordTable
@@ -115,14 +116,27 @@ class RunInspector:
     def _event_logic(self, slack: float = 0.0) -> EventLogic:
         return EventLogic(self.system, self.run.t_span, self.run.options, self.schedule, slack)
 
-    def instants(self) -> Iterator[tuple[int, list[EventRecord]]]:
-        """Yield the events of the run by instant, with the index of the first."""
-        events, first, times = self.run.events, 0, self.times.tolist()
-        slack = self._slacks(self.times).tolist()
-        for i in range(1, len(events) + 1):
-            if i == len(events) or not (events[i].order or times[i] - times[first] <= slack[i]):
-                yield first, list(events[first:i])
-                first = i
+    @cached_property
+    def begins(self) -> list[int]:
+        """Indices of the first events of the instants, and the number of events."""
+        times, slack, orders = self.times.tolist(), self._slacks(self.times).tolist(), self.run.parts.event_orders
+        found = [0]
+        for i, order in enumerate(orders.tolist()):
+            if i and not (order or times[i] - times[found[-1]] <= slack[i]):
+                found.append(i)
+        return [*found, len(times)] if times else [0]
+
+    @cached_property
+    def instants(self) -> Lazily[tuple[int, list[EventRecord]]]:
+        """The events of the run by instant, with the index of the first."""
+        begins, events = self.begins, self.run.events
+        return Lazily([(len(begins) - 1, lambda i: (begins[i], list(events[begins[i] : begins[i + 1]])))])
+
+    def unsure(self) -> Iterator[tuple[int, list[EventRecord]]]:
+        """Yield the instants, except those of one event that `is_regular`."""
+        begins = np.array(self.begins)
+        sure = self.is_regular[begins[:-1]] & (np.diff(begins) == 1)
+        yield from (self.instants[i] for i in np.flatnonzero(~sure).tolist())
 
     def is_first(self, events: list[EventRecord]) -> bool:
         """Whether an instant is the start of the run."""
@@ -133,6 +147,12 @@ class RunInspector:
         """Whether the given end of the run coincides with an instant to the accuracy of the run."""
         t, end = events[-1].time, self.run.t_span[1]
         return abs(end - t) <= self.slack(t)
+
+    def ends_beside_an_event(self) -> bool:
+        """Whether the given end of the run coincides with an event that moves, to the accuracy of the run."""
+        t, end = self.times, self.run.t_span[1]
+        movable = np.array([transition.movable for transition in self.system.transitions], dtype=bool)
+        return bool(np.any((np.abs(end - t) <= self._slacks(t)) & movable[self.run.parts.event_transitions]))
 
     def is_rounding(self, one: float, other: float) -> bool:
         """Whether two times are equal to rounding."""

@@ -35,29 +35,31 @@ def has_coincidences(trajectory: Trajectory, estimate: ErrorEstimate) -> bool:
     inspector = RunInspector(trajectory, estimate)
     if inspector.moving_at_start() or inspector.near(inspector.start):
         return True
+    coming = [] if trajectory.ended_by_event else inspector.due_after_end(inspector.end, [])
     if (
         inspector.at_rest(inspector.end)
-        or (not trajectory.ended_by_event and inspector.due_after_end(inspector.end, []))
+        or any(firing.transition.movable for firing in coming)
         or is_beside(inspector)
+        or inspector.ends_beside_an_event()
     ):
         return True
     if not trajectory.uncertified and (inspector.is_robust or inspector.is_regular.all()):
         return False
-    for first, events in inspector.instants():
-        if len(events) == 1 and inspector.is_regular[first]:
-            continue
-        if inspector.move_apart(events, inspector.others(events[0])) or inspector.ceasing_conditions(events[0]):
-            return True
-        if inspector.at_rest(inspector.before(events[0])) or has_tied_priorities(inspector, events):
-            return True
-        if inspector.is_beside_end(events) or (
-            inspector.is_first(events) and inspector.system.transitions[events[0].index].movable
-        ):
-            return True
-        for event in events:
-            if inspector.undecided_after(event) or inspector.move_apart([event], inspector.near_after(event)):
-                return True
-    return False
+    return any(_is_open(inspector, events) for _, events in inspector.unsure())
+
+
+def _is_open(inspector: RunInspector, events: list[EventRecord]) -> bool:
+    """Whether derivatives may depend on what happens at an instant first, or at all."""
+    if inspector.move_apart(events, inspector.others(events[0])) or inspector.ceasing_conditions(events[0]):
+        return True
+    if inspector.at_rest(inspector.before(events[0])) or has_tied_priorities(inspector, events):
+        return True
+    if inspector.is_first(events) and inspector.system.transitions[events[0].index].movable:
+        return True
+    return any(
+        inspector.undecided_after(event) or inspector.move_apart([event], inspector.near_after(event))
+        for event in events
+    )
 
 
 def one_sided_derivatives(
@@ -74,8 +76,9 @@ def one_sided_derivatives(
         if comparison.fires_or_not(inspector, inspector.start, inspector.entered_beside(index), at_start) is not None:
             _refuse_start(inspector, index, directions.conditions)
     found += _near_entry(inspector, comparison, inspector.start, at_start, None, inspector.near(inspector.start))
-    for first, events in inspector.instants():
-        found += _at_an_instant(inspector, comparison, first, events)
+    for first, events in inspector.unsure():
+        if _is_open(inspector, events):
+            found += _at_an_instant(inspector, comparison, first, events)
     if inspector.at_rest(inspector.end):
         _refuse_rest(inspector, directions, inspector.end, directions.state)
     found += ties(inspector, comparison, functionals)

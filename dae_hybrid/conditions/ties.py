@@ -63,15 +63,15 @@ class _Ties:
         self.inspector, self.comparison, self.functionals = inspector, comparison, functionals
         self.run, self.system, self.p = inspector.run, inspector.system, inspector.p
         self.directions, self.fixed = comparison.directions, np.zeros(comparison.directions.count)
-        self.instants = list(inspector.instants())
-        self.ends = [events[-1].time for _, events in self.instants]
-        self.knots = [part for part in self.run.parts if isinstance(part, KnotRecord)]
+        self.instants, self.ends = inspector.instants, inspector.times[np.array(inspector.begins[1:], int) - 1].tolist()
+        self.given = [part for part, *_ in self.run.parts.chosen(frozenset(), frozenset())]
+        self.knots = [part for part in self.given if isinstance(part, KnotRecord)]
         parts = [np.arange(*self._part(name)) for name in functionals]
         self.chosen = np.concatenate([np.zeros(0, int), *parts])  # components of the functionals
 
     def all(self) -> Iterator[str]:
         measured = iter(self.directions.measured_tangents)
-        for part in self.run.parts:
+        for part in self.given:
             if isinstance(part, MeasurementRecord):
                 state, own = next(measured), self.system.measurements[part.index]
                 if own.functional in self.functionals and not own.is_extremum:

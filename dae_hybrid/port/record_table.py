@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from dae_hybrid.lazily import Lazily
 from dae_hybrid.method import Method
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.integrator import SegmentTask
@@ -495,16 +496,16 @@ class RecordTable:
         """Whether the derivatives of no event need further checks."""
         return bool(self.column("clean").all())
 
-    def derivatives(self) -> list[tuple[Array, Array, Array]]:
-        """Return the derivatives of the time, and of (y, m) before and after, for every event."""
-        return [
-            (
-                event["tau"],
-                self.state_derivatives(event["before"], event["source"]),
-                self.state_derivatives(event["after"], after),
-            )
-            for event, after in self.events()
-        ]
+    def derivatives(self) -> Lazily[tuple[Array, Array, Array]]:
+        """The derivatives of the time, and of (y, m) before and after, of every event, created on access."""
+        places = np.flatnonzero(self.is_event)
+
+        def of(i: int) -> tuple[Array, Array, Array]:
+            event, after = self._event(self.header(int(places[i])))
+            before = self.state_derivatives(event["before"], event["source"])
+            return event["tau"], before, self.state_derivatives(event["after"], after)
+
+        return Lazily([(places.size, of)])
 
     def state_derivatives(self, part: Array, mode: int) -> Array:
         """Return a part of a record as d(y, m), (n_w, d)."""

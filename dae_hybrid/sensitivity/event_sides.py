@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,11 @@ def side_values(run: Trajectory) -> Array:
 
 
 def side_tangents(
-    run: Trajectory, sides: tuple[EventSide, ...], around: list[tuple[Array, Array]], times: list[Array], dp: Array
+    run: Trajectory,
+    sides: tuple[EventSide, ...],
+    around: Sequence[tuple[Array, Array]],
+    times: Sequence[Array],
+    dp: Array,
 ) -> Iterator[tuple[int, Array]]:
     """Yield the component of each side and the derivatives of its value, (d,).
 

@@ -5,7 +5,7 @@ Between transitions the adapter integrates SR eq. 5, 18, 25; across them `Transi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import cached_property
 from typing import Self
@@ -13,6 +13,7 @@ from typing import Self
 import numpy as np
 
 from dae_hybrid.errors import NonFiniteError
+from dae_hybrid.lazily import Lazily
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.matrices import column
 from dae_hybrid.port.failure_messages import refuse_not_finite
@@ -206,23 +207,23 @@ class TangentState:
             self.on_measurement(record)
         return found
 
-    def _events(self) -> list[tuple[Array, Array, Array]]:
+    def _events(self) -> Lazily[tuple[Array, Array, Array]]:
         """dt, dw before and after every event."""
         _ = self._final_fields
-        found: list[tuple[Array, Array, Array]] = []
-        for item in self._at_events:
-            found += item.derivatives() if isinstance(item, RecordTable) else [item]
-        return found
+        sources = [item.derivatives() if isinstance(item, RecordTable) else [item] for item in self._at_events]
+        return Lazily([(len(source), source.__getitem__) for source in sources])
 
     @property
-    def event_times(self) -> list[Array]:
+    def event_times(self) -> Sequence[Array]:
         """dt of every event."""
-        return [tau for tau, _, _ in self._events()]
+        events = self._events()
+        return Lazily([(len(events), lambda i: events[i][0])])
 
     @property
-    def sides(self) -> list[tuple[Array, Array]]:
+    def sides(self) -> Sequence[tuple[Array, Array]]:
         """dw before and after every event."""
-        return [(before, after) for _, before, after in self._events()]
+        events = self._events()
+        return Lazily([(len(events), lambda i: (events[i][1], events[i][2]))])
 
     @property
     def measured_tangents(self) -> list[Array]:

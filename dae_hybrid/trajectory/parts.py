@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast, overload
@@ -218,6 +218,37 @@ class TrajectoryParts(Portable, Sequence["Part"]):
 
         return Lazily(self._sources(lambda item: isinstance(item, EventRecord), of))
 
+    def chosen(self, modes: Set[int], transitions: Set[int]) -> Iterator[tuple[Part, int, int]]:
+        """Yield the segments in some modes, the events of some transitions, measurements and knots, in order.
+
+        Each comes with the numbers of events and of measurements before it.
+        """
+        n_events, n_measured = 0, 0
+        for item in self._given:
+            if isinstance(item, RecordTable):
+                expansion = self._expand(item)
+                of_mode = np.isin(item.column("mode"), list(modes)) & item.is_segments
+                of_event = np.zeros(item.is_event.size, dtype=bool)
+                of_event[item.is_event] = np.isin(item.transitions, list(transitions))
+                recorded = of_event | ~item.is_event
+                events, measured = (np.cumsum(kind) - kind for kind in (item.is_event, item.is_measurement))
+                for k in np.flatnonzero(of_mode | recorded).tolist():
+                    before = n_events + int(events[k]), n_measured + int(measured[k])
+                    if of_mode[k]:
+                        yield expansion.segment(k), *before
+                    if recorded[k]:
+                        yield expansion.record(k), *before
+                n_events, n_measured = n_events + int(item.is_event.sum()), n_measured + int(item.is_measurement.sum())
+                continue
+            if isinstance(item, EventRecord):
+                wanted = item.index in transitions
+            else:
+                wanted = isinstance(item, RECORDS) or item.mode.index in modes
+            if wanted:
+                yield item, n_events, n_measured
+            n_events += isinstance(item, EventRecord)
+            n_measured += isinstance(item, MeasurementRecord)
+
     def outputs_before_events(self) -> NDArray[np.intp]:
         """Return the number of outputs before each event, (n_events,)."""
         counts, size = [np.zeros(0, np.intp)], 0
@@ -267,6 +298,11 @@ class TrajectoryParts(Portable, Sequence["Part"]):
     def event_transitions(self) -> NDArray[np.int64]:
         """Indices of the events' transitions, (n_events,)."""
         return self._of_events(lambda table: table.transitions, lambda event: event.index, np.int64)
+
+    @cached_property
+    def event_orders(self) -> NDArray[np.int64]:
+        """Numbers of earlier events at the instants of the events, (n_events,)."""
+        return self._of_events(lambda table: table.orders[table.is_event], lambda event: event.order, np.int64)
 
     @cached_property
     def certified(self) -> NDArray[np.bool_]:
