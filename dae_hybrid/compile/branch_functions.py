@@ -12,6 +12,7 @@ from dae_hybrid.compile.builders import Builders
 from dae_hybrid.compile.reset_functions import Jump, event_costs
 from dae_hybrid.conditions.branches import Branches, BranchTable
 from dae_hybrid.conditions.resting import Kinks
+from dae_hybrid.conditions.slopes import Slopes
 from dae_hybrid.port.records import EventRecord
 from dae_hybrid.statement.discontinuities import are_smooth, jumps, margin, opaque_calls, unsmooth
 from dae_hybrid.statement.model import HybridModel
@@ -41,7 +42,7 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) ->
         for i, (name, when, value) in enumerate(measured)
         if i in evaluated and Branches("", [value], builders.lowering(0).lower, fixed | time)
     }
-    ends, constants, equations, called, quiet = {}, {}, {}, {}, set[int]()
+    ends, constants, equations, called, slopes, quiet = {}, {}, {}, {}, {}, set[int]()
     at_end = fixed if any(t.target is None for t in stated.transitions.values()) else fixed | time
     terminal = [f.terminal for f in functionals if f.terminal is not None]
     integrands = [f.integrand for f in functionals if f.integrand is not None]
@@ -59,6 +60,7 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) ->
         constants[i] = Branches(f"mode '{name}'", parts, lowering.lower, fixed, moving)
         if builders.is_shared(i) and are_smooth([*terminal, *parts, *rates]):
             quiet.add(builders.unit[i])
+        slopes[i] = Slopes(f"mode '{name}'", [unlifted.everything, *integrands], lowering.lower)
         if calls := opaque_calls([unlifted.everything, *integrands]):
             called[i] = CalledFunctions(calls, lowering.lower)
         equations[i] = Kinks(
@@ -93,6 +95,7 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) ->
         {i: b for i, b in guards.items() if b},
         equations,
         called,
+        slopes,
         frozenset(permits),
     )
 

@@ -30,6 +30,7 @@ from dae_hybrid.system.linearisation import chain
 if TYPE_CHECKING:
     from dae_hybrid.conditions.error_estimate import ErrorEstimate
     from dae_hybrid.conditions.resting import Kinks
+    from dae_hybrid.conditions.slopes import Slopes
     from dae_hybrid.sensitivity.forward import TangentState
     from dae_hybrid.system.called_functions import CalledFunctions
     from dae_hybrid.system.system import ModeSystem
@@ -163,7 +164,8 @@ class BranchTable(NotPicklable):
     `transitions` are by index, with the function for their inputs after (t, x-, m-, p); `permits` are those whose only
     relations are in the condition `when`; `measurements` by index and mode, `ends` and `constants` by mode; `start` is
     that of the initial mode. `guards` are the kinks of guards by transition, `equations` those of equations and
-    integrands by mode. `called` are the functions, by mode, that may jump without showing it.
+    integrands by mode. `called` are the functions, by mode, that may jump without showing it, `slopes` the
+    expressions whose slopes may be infinite.
     """
 
     transitions: Mapping[int, tuple[Branches, Callable[[EventRecord], list[Any]]]]
@@ -174,6 +176,7 @@ class BranchTable(NotPicklable):
     guards: Mapping[int, Branches]
     equations: Mapping[int, Kinks]
     called: Mapping[int, CalledFunctions]
+    slopes: Mapping[int, Slopes]
     permits: frozenset[int] = frozenset()
 
     def __bool__(self) -> bool:

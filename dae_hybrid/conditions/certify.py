@@ -13,6 +13,7 @@ from dae_hybrid.conditions.one_sided import untold
 from dae_hybrid.conditions.peaks import check_peaks
 from dae_hybrid.conditions.resting import refuse_resting
 from dae_hybrid.conditions.simultaneous import has_coincidences, one_sided_derivatives
+from dae_hybrid.conditions.slopes import name_slope
 from dae_hybrid.errors import ConditionWarning, DaeHybridError, DerivativeWarning, ZenoError
 from dae_hybrid.sensitivity.duality import Duality
 from dae_hybrid.sensitivity.forward import TangentState
@@ -30,6 +31,7 @@ def attach_trajectory(trajectory: Trajectory) -> Iterator[None]:
     try:
         yield
     except DaeHybridError as error:
+        name_slope(error, trajectory)
         error.trajectory = error.trajectory or trajectory
         raise
 

@@ -1,0 +1,70 @@
+"""Roots, powers and logarithms at zero: values are right, and the error of a derivative names the expression."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import casadi as ca
+import pytest
+
+import dae_hybrid as dh
+
+
+def moved(function: Callable[[Any], Any]) -> dh.HybridSystem:
+    """x' = p from -1, and the integral of f(x) to t = 5."""
+    m = dh.HybridModel("steep")
+    p, x, y = m.parameter("p", 1.0), m.differential("x"), m.differential("y")
+    run = m.mode("run", ode={x: p, y: function(x)})
+    m.initial(run, {x: -1.0, y: 0.0})
+    m.functional("G", terminal=y)
+    return m.build()
+
+
+STEEP: dict[str, tuple[Callable[[Any], Any], float]] = {
+    "sqrt(fmax(0,(x-0.3)))": (lambda x: ca.sqrt(ca.fmax(x - 0.3, 0)), 2 / 3 * 3.7**1.5),
+    "sqrt(fabs((x-0.3)))": (lambda x: ca.sign(x - 0.3) * ca.sqrt(ca.fabs(x - 0.3)), 2 / 3 * (3.7**1.5 - 1.3**1.5)),
+    "pow(fabs((x-0.3)),0.333333)": (lambda x: ca.fabs(x - 0.3) ** (1 / 3), 3 / 4 * (3.7 ** (4 / 3) + 1.3 ** (4 / 3))),
+    "log(fabs((x-0.3)))": (
+        lambda x: ca.log(ca.fabs(x - 0.3)),
+        3.7 * math.log(3.7) + 1.3 * math.log(1.3) - 5,
+    ),
+}
+
+
+@pytest.mark.parametrize("text", STEEP)
+def test_the_slope_is_named_and_values_are_right(text: str) -> None:
+    function, integral = STEEP[text]
+    system = moved(function)
+    tight = {"rtol": 1e-9, "atol": 1e-11}
+    assert dh.simulate(system, (0, 5), **tight).functionals["G"] == pytest.approx(integral, abs=1e-6)
+    said = re.escape(f"The slope of {text} is infinite where its argument is zero, as it is here")
+    with pytest.raises(dh.IntegrationError, match=said):
+        dh.forward_sensitivity(system, (0, 5), **tight)
+    with pytest.raises(dh.IntegrationError, match=said) as caught:
+        dh.adjoint_gradient(system, (0, 5), "G", **tight)
+    assert caught.value.trajectory is not None
+
+
+def test_a_tank_that_empties() -> None:
+    """h = (1 - c t / 2)**2 until 2 / c, then at rest."""
+    m = dh.HybridModel("tank")
+    c, h = m.parameter("c", 1.0), m.differential("h")
+    run = m.mode("run", ode={h: -c * ca.sqrt(ca.fmax(h, 0))})
+    m.initial(run, {h: 1.0})
+    m.functional("G", integrand=h)
+    system = m.build()
+    assert dh.simulate(system, (0, 5), rtol=1e-8).functionals["G"] == pytest.approx(2 / 3, rel=1e-6)
+    with pytest.raises(dh.NonFiniteError, match=re.escape("The slope of sqrt(fmax(0,h)) is infinite")):
+        dh.forward_sensitivity(system, (0, 5))
+    assert dh.forward_sensitivity(system, (0, 1), rtol=1e-8).gradient["G"] == pytest.approx(-0.5 + 1 / 6, rel=1e-5)
+
+
+def test_other_errors_keep_their_words() -> None:
+    """Poles, and roots that are not near zero, are not slopes."""
+    system = moved(lambda x: ca.sqrt(x + 2) + 1 / (x - 0.3) ** 2)
+    with pytest.raises(dh.IntegrationError) as caught:
+        dh.forward_sensitivity(system, (0, 5))
+    assert "slope" not in str(caught.value)
