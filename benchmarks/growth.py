@@ -239,6 +239,77 @@ def catalyst(n: int) -> Problem:
     return m, float(n), {}
 
 
+def pulses(n: int) -> Problem:
+    """A converter with pulses at times in memory, over a span that ends on one of them."""
+    m = dh.HybridModel("pulses")
+    duty, load = m.parameter("duty", 0.4), m.parameter("load", 1.0)
+    i, u, k = m.differential("i"), m.differential("u"), m.memory("k", initial=0.0)
+    on, off = m.mode("on", ode={i: 1 - u, u: i - u / load}), m.mode("off", ode={i: -u, u: i - u / load})
+    m.transition(on, off, at=k + duty, name="open")
+    m.transition(off, on, at=k + 1, memory={k: k + 1}, name="close")
+    m.initial(on, {i: 0.0, u: 0.0})
+    m.functional("G", integrand=(u - 0.4) ** 2)
+    return m, n / 2, {}
+
+
+def relays(n: int) -> Problem:
+    """Preisach's model of hysteresis: relays with thresholds of their own, about seven switchings of each."""
+    m = dh.HybridModel("relays")
+    a, u, y = m.parameter("a", 1.0), m.differential("u"), m.differential("y")
+    on = [m.memory(f"on{k}", initial=0.0) for k in range(n)]
+    run = m.mode("run", ode={u: 2 * a * ca.cos(2 * m.time), y: ca.sum1(ca.vertcat(*on)) / n})
+    for k, (low, high) in enumerate(np.sort(np.random.default_rng(0).uniform(-0.95, 0.95, (n, 2)))):
+        m.transition(run, run, guard=u - high, direction="rising", memory={on[k]: 1.0}, name=f"up {k}")
+        m.transition(run, run, guard=u - low, direction="falling", memory={on[k]: 0.0}, name=f"down {k}")
+    m.initial(run, {u: 0.0, y: 0.0})
+    m.functional("G", terminal=y)
+    return m, 11.0, {}
+
+
+def ring(n: int) -> Problem:
+    """Neurons that fire at a threshold and excite the next one after a delay, five times each."""
+    m = dh.HybridModel("ring")
+    current, v = m.parameter("current", 1.2), m.differential("v", size=n)
+    fired = [m.memory(f"fired{k}", initial=-1e3) for k in range(n)]
+    run = m.mode("run", ode={v: current - v})
+    for k, one in enumerate(np.eye(n)):
+        own = {"reset": {v: v * (1 - one)}, "memory": {fired[k]: m.time}}
+        m.transition(run, run, guard=v[k] - 1, direction="rising", name=f"fire {k}", **own)
+        m.transition(run, run, at=fired[k] + 0.3, reset={v: v + 0.1 * np.roll(one, 1)}, name=f"arrive {k}")
+    m.initial(run, {v: np.linspace(0, 0.9, n)})
+    m.functional("G", terminal=v[0])
+    return m, 5.0, {}
+
+
+def drive(n: int) -> Problem:
+    """A motor on an inverter of three phases, under sampled control: eight events in a period."""
+    m = dh.HybridModel("drive")
+    kp, ki = m.parameter("kp", 2.0), m.parameter("ki", 800.0)
+    volts, period = 48.0, 1e-4
+    i_d, i_q, w, theta = (m.differential(name) for name in ("i_d", "i_q", "w", "theta"))
+    x_d, x_q = m.discrete("x_d", initial=0.0), m.discrete("x_q", initial=0.0)
+    duty = [m.discrete(f"duty{k}", initial=0.5) for k in range(3)]
+    begun, on = m.memory("begun", initial=0.0), [m.memory(f"on{k}", initial=0.0) for k in range(3)]
+    v_a, v_b, v_c = (volts * (s - 0.5) for s in on)
+    v_a, v_b = v_a - (v_a + v_b + v_c) / 3, (v_b - v_c) / math.sqrt(3)
+    v_d, v_q = ca.cos(theta) * v_a + ca.sin(theta) * v_b, ca.cos(theta) * v_b - ca.sin(theta) * v_a
+    rates = {i_d: 1e3 * (v_d - 0.1 * i_d) + 4 * w * i_q, i_q: 1e3 * (v_q - 0.1 * i_q) - 4 * w * (i_d + 30)}
+    run = m.mode("run", ode={**rates, w: 900 * i_q - 250, theta: 4 * w})
+    clock = m.clock(period, name="sample")
+    u_d, u_q = x_d - kp * i_d, kp * (20 - i_q) + x_q
+    a, b = ca.cos(theta) * u_d - ca.sin(theta) * u_q, ca.sin(theta) * u_d + ca.cos(theta) * u_q
+    phases = (a, -a / 2 + math.sqrt(0.75) * b, -a / 2 - math.sqrt(0.75) * b)
+    duties = {d: ca.fmin(ca.fmax(0.5 + u / volts, 0.02), 0.98) for d, u in zip(duty, phases, strict=True)}
+    m.update(clock, {x_d: x_d - ki * period * i_d, x_q: x_q + ki * period * (20 - i_q), **duties})
+    m.transition("all", "same", every=clock, memory={begun: m.time}, name="start")
+    for k in range(3):
+        m.transition(run, run, at=begun + (1 - duty[k]) / 2 * period, memory={on[k]: 1.0}, name=f"on {k}")
+        m.transition(run, run, at=begun + (1 + duty[k]) / 2 * period, memory={on[k]: 0.0}, name=f"off {k}")
+    m.initial(run, {i_d: 0.0, i_q: 0.0, w: 0.0, theta: 0.0})
+    m.functional("G", integrand=(i_q - 20) ** 2)
+    return m, period * n / 8, {}
+
+
 #: problems with their sizes
 PROBLEMS: dict[str, tuple[Callable[[int], Problem], tuple[int, ...]]] = {
     "section": (section, (100, 1000, 10000)),
@@ -261,6 +332,10 @@ PROBLEMS: dict[str, tuple[Callable[[int], Problem], tuple[int, ...]]] = {
     "states": (states, (30, 100, 1000, 10000)),
     "followed": (followed, (400, 600, 4000)),
     "catalyst": (catalyst, (100, 1000, 10000)),
+    "pulses": (pulses, (100, 1000, 10000)),
+    "relays": (relays, (10, 30, 100)),
+    "ring": (ring, (3, 10, 20)),
+    "drive": (drive, (100, 800)),
 }
 ANALYSES: dict[str, Callable[..., Any]] = {
     "simulate": lambda system, t_end, **options: dh.simulate(system, (0, t_end), **options),

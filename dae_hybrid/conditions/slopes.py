@@ -69,9 +69,9 @@ def name_slope(error: DaeHybridError, run: Trajectory | None) -> None:
             "integrated up to there."
         )
         error.remedy = (
-            "Values need no slope: simulate. For derivatives give what stays at zero a mode of its own, and what passes "
-            "a finite slope near zero, such as that of u / (u**2 + eps)**0.25 for a root, and see what a smaller eps "
-            "changes."
+            "Values need no slope: simulate. For derivatives give what stays at zero a mode of its own, and what "
+            "passes a finite slope near zero, such as that of u / (u**2 + eps)**0.25 for a root, and see what a "
+            "smaller eps changes."
         )
 
 

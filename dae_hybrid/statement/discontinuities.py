@@ -340,7 +340,7 @@ def opaque_calls(expressions: Sequence[ca.MX]) -> list[tuple[str, ca.MX]]:
 def _is_opaque(function: ca.Function) -> bool:
     """Whether a function calls code that is no expression: callbacks, libraries, solvers."""
     name = function.class_name()
-    if is_table(function) or name in (INTERPOLANT, "LinearInterpolant"):
+    if is_table(function) or name in (INTERPOLANT, "LinearInterpolant", "Switch"):  # a switch is a relation
         return False
     if name == "SXFunction":  # does not tell what it calls
         return ca.OP_CALL in map(function.instruction_id, range(function.n_instructions()))
@@ -348,7 +348,7 @@ def _is_opaque(function: ca.Function) -> bool:
         symbols = function.mx_in()
         return bool(opaque_calls(function.call(symbols)))
     inner = [function.get_function(own) for own in function.get_function()]
-    return not (name in ("Map", "ThreadMap", "OmpMap", "Switch") and inner) or any(map(_is_opaque, inner))
+    return not (name in ("Map", "ThreadMap", "OmpMap") and inner) or any(map(_is_opaque, inner))
 
 
 def _node(node: ca.MX) -> Node:
