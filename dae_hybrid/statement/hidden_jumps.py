@@ -1,5 +1,8 @@
 """Jumps that no relation shows, written as relations: u/|u| is sign(u), atan(tan(u)) is u less multiples of pi.
 
+Roots in the branch of a relation that keeps their arguments positive get a clip: where the branch is entered, an
+argument may be below zero by rounding.
+
 Each replacement equals the expression wherever that is defined. The jump of `atan2` is that of a node, see
 `discontinuous_nodes`; the ends of B-splines are in `splines`.
 """
@@ -7,7 +10,7 @@ Each replacement equals the expression wherever that is defined. The jump of `at
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import casadi as ca
 
@@ -15,7 +18,7 @@ from dae_hybrid.statement.splines import with_ends_shown
 
 #: operations that may be a magnitude, and those without which nothing is hidden
 MAGNITUDES = frozenset((ca.OP_FABS, ca.OP_SQRT, ca.OP_NORM2, ca.OP_NORMF))
-SIGNIFICANT = MAGNITUDES | {ca.OP_ATAN, ca.OP_ACOS, ca.OP_ASIN, ca.OP_BSPLINE, ca.OP_CALL}
+SIGNIFICANT = MAGNITUDES | {ca.OP_ATAN, ca.OP_ACOS, ca.OP_ASIN, ca.OP_BSPLINE, ca.OP_CALL, ca.OP_POW, ca.OP_CONSTPOW}
 #: operations at which something may be hidden, and those of one of their arguments
 PLACES = {
     ca.OP_DIV: MAGNITUDES,
@@ -25,7 +28,9 @@ PLACES = {
     ca.OP_ACOS: {ca.OP_COS},
     ca.OP_ASIN: {ca.OP_SIN},
 }
-ALONE = (ca.OP_NORM2, ca.OP_NORMF, ca.OP_BSPLINE, ca.OP_CALL)
+ALONE = (ca.OP_NORM2, ca.OP_NORMF, ca.OP_BSPLINE, ca.OP_CALL, ca.OP_IF_ELSE_ZERO)
+#: operations that are undefined for arguments below zero, and finite at zero
+ROOTS = (ca.OP_SQRT, ca.OP_POW, ca.OP_CONSTPOW)
 #: depth to which expressions are compared
 DEPTH = 8
 
@@ -57,6 +62,8 @@ def _shown(node: ca.MX) -> ca.MX | None:
     op = node.op()
     if op in (ca.OP_BSPLINE, ca.OP_CALL):
         return with_ends_shown(node)
+    if op == ca.OP_IF_ELSE_ZERO:
+        return _with_clips(node)
     if op == ca.OP_ATAN:
         return _arc_tangent(node.dep(0))
     if op in (ca.OP_ACOS, ca.OP_ASIN) and node.dep(0).op() == (ca.OP_COS if op == ca.OP_ACOS else ca.OP_SIN):
@@ -74,6 +81,45 @@ def _shown(node: ca.MX) -> ca.MX | None:
         return None
     u = _absolute(node)
     return None if u is None else ca.fabs(u)
+
+
+def _with_clips(branch: ca.MX) -> ca.MX | None:
+    """The branch of a relation, with the arguments of roots clipped that the relation keeps positive; None without."""
+    condition, value = branch.dep(0), branch.dep(1)
+    positive = list(_positive(condition))
+    function = ca.Function("value", ca.symvar(value), [value])
+    roots = [
+        function.instruction_MX(k) for k in range(function.n_instructions()) if function.instruction_id(k) in ROOTS
+    ]
+    found = value
+    for root in reversed(roots):
+        if any(_is_difference(root.dep(0), more, less) for more, less in positive):
+            clipped = ca.fmax(root.dep(0), 0)
+            new = ca.sqrt(clipped) if root.op() == ca.OP_SQRT else ca.MX.binary(root.op(), clipped, root.dep(1))
+            found = ca.graph_substitute([found], [root], [new])[0]
+    return None if found is value else ca.MX.binary(ca.OP_IF_ELSE_ZERO, condition, found)
+
+
+def _positive(condition: ca.MX, *, holds: bool = True) -> Iterator[tuple[ca.MX, ca.MX]]:
+    """Yield pairs of expressions of which the first is at least the second where a condition holds, or does not."""
+    op = condition.op()
+    if op in (ca.OP_LT, ca.OP_LE):
+        less, more = condition.dep(0), condition.dep(1)
+        yield (more, less) if holds else (less, more)
+    elif op == ca.OP_NOT:
+        yield from _positive(condition.dep(0), holds=not holds)
+    elif op == (ca.OP_AND if holds else ca.OP_OR):
+        for i in range(2):
+            yield from _positive(condition.dep(i), holds=holds)
+
+
+def _is_difference(of: ca.MX, more: ca.MX, less: ca.MX) -> bool:
+    """Whether an expression is the difference of two others."""
+    if less.is_constant() and less.is_zero() and _are_equal(of, more):
+        return True
+    if of.op() == ca.OP_NEG:
+        return more.is_constant() and more.is_zero() and _are_equal(of.dep(0), less)
+    return of.op() == ca.OP_SUB and _are_equal(of.dep(0), more) and _are_equal(of.dep(1), less)
 
 
 def _arc_tangent(of: ca.MX) -> ca.MX | None:

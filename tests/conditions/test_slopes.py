@@ -48,6 +48,31 @@ def test_the_slope_is_named_and_values_are_right(text: str) -> None:
     assert caught.value.trajectory is not None
 
 
+@pytest.mark.parametrize("options", [{}, {"method": "bdf"}, {"adapter": "scipy"}], ids=str)
+@pytest.mark.parametrize("level", [0.1, 0.3, 0.7, 1.0, 1.1])
+def test_roots_in_the_branch_of_a_relation(level: float, options: dict[str, Any]) -> None:
+    """Where its branch is entered, the argument may be below zero by rounding; no value is NaN for that."""
+    powers = moved(
+        lambda x: (
+            ca.if_else(x > level, ca.sqrt(x - level), 0)
+            + ca.if_else(x - level < 0, 0, (x - level) ** 0.75)
+            + ca.if_else(ca.logic_and(x > level, x <= 3), ca.sqrt(x - level) * ca.sqrt(3 - x), 0)
+        )
+    )
+    width = 4 - level
+    integral = width**1.5 / 1.5 + width**1.75 / 1.75 + math.pi / 8 * (3 - level) ** 2
+    found = dh.simulate(powers, (0, 5), rtol=1e-8, atol=1e-10, **options)
+    assert found.functionals["G"] == pytest.approx(integral, rel=1e-6)
+    orifice = moved(lambda x: ca.if_else(x > level, ca.sqrt(x - level), -ca.sqrt(level - x)))
+    found = dh.simulate(orifice, (0, 5), rtol=1e-8, atol=1e-10, **options)
+    assert found.functionals["G"] == pytest.approx((width**1.5 - (1 + level) ** 1.5) / 1.5, abs=1e-5)  # steep for BDF
+
+
+def test_roots_of_negative_numbers_are_errors_in_other_branches() -> None:
+    with pytest.raises(dh.NonFiniteError):
+        dh.simulate(moved(lambda x: ca.if_else(x > 1, 0, ca.sqrt(x - 1))), (0, 5))
+
+
 def test_a_tank_that_empties() -> None:
     """h = (1 - c t / 2)**2 until 2 / c, then at rest."""
     m = dh.HybridModel("tank")
