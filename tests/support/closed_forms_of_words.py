@@ -48,6 +48,13 @@ def direction(x: Any, around: float, c: Any) -> Any:
     return np.sign(around - c.real) + 0 * x
 
 
+def _on_grid(value: Callable[[Any], Any]) -> Callable[[Any, float, Any], Any]:
+    """The branch of a B-spline on [0, 3], which is zero outside."""
+    return lambda x, around, c: value(x - c) if 0 < around - c.real < 3 else 0 * x
+
+
+TABLE = ca.interpolant("table", "bspline", [[0.0, 1.0, 2.0, 3.0]], [0.0, 1.0, 4.0, 9.0])  # u**2
+PLANE = ca.interpolant("plane", "bspline", [[0.0, 1.0, 2.0, 3.0]] * 2, np.arange(16.0))  # u + 4 v
 #: the last two have kinks only, which are integrated across
 WORDS = {
     "u/|u|": Word(lambda x, c: (x - c) / ca.fabs(x - c), lambda c: c, direction),
@@ -62,6 +69,9 @@ WORDS = {
     "atan 1/u": Word(lambda x, c: ca.atan(1 / (x - c)), lambda c: c, lambda x, around, c: np.arctan(1 / (x - c))),
     "atan n/u": Word(lambda x, c: ca.atan((1 + x**2) / (x - c)), lambda c: c,
                      lambda x, around, c: np.arctan((1 + x**2) / (x - c))),
+    "spline": Word(lambda x, c: TABLE(x - c), lambda c: c + np.array([0.0, 3.0]), _on_grid(lambda u: u**2)),
+    "spline of two": Word(lambda x, c: PLANE(ca.vertcat(x - c, (x - c) / 2 + 0.75)), lambda c: c + np.array([0.0, 3.0]),
+                          _on_grid(lambda u: 3 * u + 3)),
     "acos cos": Word(lambda x, c: ca.acos(ca.cos(x - c)), lambda c: c + PI * LEVELS,
                      lambda x, around, c: _arc(x - c, around - c.real)),
     "asin sin": Word(lambda x, c: ca.asin(ca.sin(x - c)), lambda c: c + PI * (LEVELS + 0.5),
