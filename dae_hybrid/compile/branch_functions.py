@@ -16,7 +16,9 @@ from dae_hybrid.conditions.slopes import Slopes
 from dae_hybrid.port.records import EventRecord
 from dae_hybrid.statement.discontinuities import are_smooth, jumps, margin, opaque_calls, unsmooth
 from dae_hybrid.statement.model import HybridModel
+from dae_hybrid.statement.norms import norms_as_divisors
 from dae_hybrid.system.called_functions import CalledFunctions
+from dae_hybrid.system.directions import Directions
 
 
 def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) -> BranchTable:
@@ -42,7 +44,7 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) ->
         for i, (name, when, value) in enumerate(measured)
         if i in evaluated and Branches("", [value], builders.lowering(0).lower, fixed | time)
     }
-    ends, constants, equations, called, slopes, quiet = {}, {}, {}, {}, {}, set[int]()
+    ends, constants, equations, called, slopes, directions, quiet = {}, {}, {}, {}, {}, {}, set[int]()
     at_end = fixed if any(t.target is None for t in stated.transitions.values()) else fixed | time
     terminal = [f.terminal for f in functionals if f.terminal is not None]
     integrands = [f.integrand for f in functionals if f.integrand is not None]
@@ -61,6 +63,8 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) ->
         if builders.is_shared(i) and are_smooth([*terminal, *parts, *rates]):
             quiet.add(builders.unit[i])
         slopes[i] = Slopes(f"mode '{name}'", [unlifted.everything, *integrands], lowering.lower)
+        if divisors := norms_as_divisors([unlifted.everything, *integrands]):
+            directions[i] = Directions(divisors, lowering.lower)
         if calls := opaque_calls([unlifted.everything, *integrands]):
             called[i] = CalledFunctions(calls, lowering.lower)
         equations[i] = Kinks(
@@ -96,6 +100,7 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) ->
         equations,
         called,
         slopes,
+        directions,
         frozenset(permits),
     )
 

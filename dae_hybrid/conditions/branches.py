@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dae_hybrid.conditions.slopes import Slopes
     from dae_hybrid.sensitivity.forward import TangentState
     from dae_hybrid.system.called_functions import CalledFunctions
+    from dae_hybrid.system.directions import Directions
     from dae_hybrid.system.system import ModeSystem
     from dae_hybrid.trajectory.trajectory import Part, Trajectory
 
@@ -165,7 +166,7 @@ class BranchTable(NotPicklable):
     relations are in the condition `when`; `measurements` by index and mode, `ends` and `constants` by mode; `start` is
     that of the initial mode. `guards` are the kinks of guards by transition, `equations` those of equations and
     integrands by mode. `called` are the functions, by mode, that may jump without showing it, `slopes` the
-    expressions whose slopes may be infinite.
+    expressions whose slopes may be infinite, `directions` the vectors by whose norms equations divide.
     """
 
     transitions: Mapping[int, tuple[Branches, Callable[[EventRecord], list[Any]]]]
@@ -177,6 +178,7 @@ class BranchTable(NotPicklable):
     equations: Mapping[int, Kinks]
     called: Mapping[int, CalledFunctions]
     slopes: Mapping[int, Slopes]
+    directions: Mapping[int, Directions]
     permits: frozenset[int] = frozenset()
 
     def __bool__(self) -> bool:

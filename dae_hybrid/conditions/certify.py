@@ -22,6 +22,7 @@ from dae_hybrid.trajectory.called_jumps import refuse_called_jumps
 from dae_hybrid.trajectory.diagnostics import Check, Diagnostics
 from dae_hybrid.trajectory.event_accuracy import amplified
 from dae_hybrid.trajectory.grazing import refuse_near_misses, refuse_shallow
+from dae_hybrid.trajectory.lost_directions import refuse_lost_directions
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 
@@ -64,6 +65,7 @@ def check_derivative_conditions(
         )
     forward = cache(forward)
     refuse_called_jumps(trajectory, conditions)
+    refuse_lost_directions(trajectory, conditions)
     refuse_shallow(trajectory, conditions)
     refuse_near_misses(trajectory, conditions)
     refuse_resting(trajectory, conditions, forward, functionals)

@@ -299,8 +299,8 @@ def _is_judged_by_numbers(system: HybridSystem) -> bool:
     """Whether the numbers of a run suffice to check its derivatives.
 
     They do not if derivatives depend on relations evaluated at instants, other than those of `when`, on kinks at which
-    a run may rest, or on functions that may jump without showing it.
+    a run may rest, on functions that may jump without showing it, or on directions of vectors that may vanish.
     """
     table = system.branches
     numbers = replace(table, transitions={i: own for i, own in table.transitions.items() if i not in table.permits})
-    return not (numbers or table.called or any(bool(own) for own in table.equations.values()))
+    return not (numbers or table.called or table.directions or any(bool(own) for own in table.equations.values()))

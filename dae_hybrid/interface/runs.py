@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dae_hybrid.conditions.certify import attach_trajectory
 from dae_hybrid.conditions.resolution import MIN_STEP_LIMIT, RETRIES, ROUGH_RESOLUTION, STEP_LIMIT_FACTOR, finer
-from dae_hybrid.conditions.slopes import name_slope
+from dae_hybrid.conditions.slopes import named_slopes
 from dae_hybrid.errors import (
     DaeHybridError,
     IntegrationError,
@@ -168,13 +168,11 @@ class RunBuilder:
     ) -> Trajectory:  # fmt: skip
         """Simulate; propagate tangents if `directions` is given, or keep the path, for the adjoint or without it."""
         if directions is None or not directions.count:
-            return self._run(directions, max_steps, for_adjoint=for_adjoint, keep_path=keep_path)
+            with named_slopes(of_derivatives=False):
+                return self._run(directions, max_steps, for_adjoint=for_adjoint, keep_path=keep_path)
         scales = self.scales(directions.directions)
-        try:
+        with named_slopes():
             found = self._run(directions, max_steps, scales, for_adjoint=for_adjoint)
-        except IntegrationError as error:
-            name_slope(error, error.trajectory)
-            raise
         if not self.options.sensitivity_error_control:
             directions.conditions.doubts += self._untested(found, directions, scales)
             return found

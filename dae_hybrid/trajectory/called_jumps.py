@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dae_hybrid.errors import EventError
 from dae_hybrid.numerics.arrays import EPS, Array
@@ -59,9 +60,7 @@ def called_jumps(run: Trajectory) -> list[CalledJump]:
         return found
     motion = Motion(run)
     for index, functions in called.items():
-        own = [i for i, s in enumerate(motion.segments) if s.mode.index == index and s.t_end > s.t_start]
-        if own:
-            found += _jumps(motion, own, functions)
+        found += _jumps(motion, index, functions)
     return sorted(found, key=lambda jump: jump.time)
 
 
@@ -95,23 +94,34 @@ class _Points:
         )
 
 
-def _jumps(motion: Motion, own: list[int], functions: CalledFunctions) -> list[CalledJump]:
-    """Return the jumps of the functions of one mode along segments in that mode."""
+def path_in(motion: Motion, mode: int) -> tuple[Array, Array, Array, NDArray[np.intp]]:
+    """Return points (t, x, m) along the segments in a mode, `PARTS` + 1 per step, and the first point of every step."""
+    own = [i for i, s in enumerate(motion.segments) if s.mode.index == mode and s.t_end > s.t_start]
+    times = [_within_steps(motion.edges(i)) for i in own]
+    if not own:
+        return np.zeros(0), np.zeros((0, 0)), np.zeros((0, 0)), np.zeros(0, np.intp)
+    begins = np.cumsum([0, *(t.size for t in times[:-1])])
+    return (
+        np.concatenate(times),
+        np.vstack([_path(motion, i, t) for i, t in zip(own, times, strict=True)]),
+        np.repeat([motion.segments[i].memory for i in own], [t.size for t in times], axis=0),
+        np.concatenate([begin + np.arange(0, t.size - 1, PARTS) for t, begin in zip(times, begins, strict=True)]),
+    )
+
+
+def _jumps(motion: Motion, mode: int, functions: CalledFunctions) -> list[CalledJump]:
+    """Return the jumps of the functions of one mode along the segments in that mode."""
 
     def points(t: Array, x: Array, m: Array) -> _Points:
         return _Points(t, x, m, evaluate(functions.values, t, x, m, motion.run.parameters)[0])
 
-    times = [_within_steps(motion.edges(i)) for i in own]
-    every = points(
-        np.concatenate(times),
-        np.vstack([_path(motion, i, t) for i, t in zip(own, times, strict=True)]),
-        np.repeat([motion.segments[i].memory for i in own], [t.size for t in times], axis=0),
-    )
+    *path, first = path_in(motion, mode)
+    if not first.size:
+        return []
+    every = points(*path)
     finite = np.where(np.isfinite(every.values), every.values, 0.0)
     extent = finite.max(axis=0) - finite.min(axis=0)
     allowed = motion.run.options.rtol * extent + VALUE_ROUNDINGS * EPS * np.abs(finite).max(axis=0)
-    begins = np.cumsum([0, *(t.size for t in times[:-1])])
-    first = np.concatenate([begin + np.arange(0, t.size - 1, PARTS) for t, begin in zip(times, begins, strict=True)])
     five = [every.of(first + k) for k in range(PARTS + 1)]
     differences: list[Array] = []  # of the values at the ends of the intervals now, and of those they are parts of
     for _ in range(HALVINGS):
@@ -130,7 +140,7 @@ def _jumps(motion: Motion, own: list[int], functions: CalledFunctions) -> list[C
         differences = [np.concatenate((d, d)) for d in differences]
     a, b = five[0], five[-1]
     change = np.abs(b.values - a.values)
-    name = motion.segments[own[0]].mode.name
+    name = motion.run.system.modes[mode].name
     stays = (change > differences[0] / 2) & (change > allowed) | ~np.isfinite(change)
     return [
         CalledJump(functions.names[k], float(b.t[i]), name, float(a.values[i, k]), float(b.values[i, k]))

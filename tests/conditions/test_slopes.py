@@ -87,6 +87,63 @@ def test_a_tank_that_empties() -> None:
     assert dh.forward_sensitivity(system, (0, 1), rtol=1e-8).gradient["G"] == pytest.approx(-0.5 + 1 / 6, rel=1e-5)
 
 
+NORMS: dict[str, Callable[[Any], Any]] = {
+    "||v||_F": ca.norm_2,
+    "sqrt(dot(v, v))": lambda v: ca.sqrt(ca.sumsqr(v)),
+    "sqrt((sq(v[0])+sq(v[1])))": lambda v: ca.sqrt(v[0] ** 2 + v[1] ** 2),
+    "hypot(v[0],v[1])": lambda v: ca.hypot(v[0], v[1]),
+}
+
+
+@pytest.mark.parametrize("text", NORMS)
+def test_a_direction_is_lost_where_its_vector_vanishes(text: str) -> None:
+    """A block that comes to rest in the plane, after 5/3; one on a spring that turns on a line, after about pi."""
+    said = re.escape(f"{text} is zero here: where it appears as a divisor, the direction of its vector jumps")
+    m = dh.HybridModel("block")
+    mu, x, v = m.parameter("mu", 3.0), m.differential("x", size=2), m.differential("v", size=2)
+    run = m.mode("run", ode={x: v, v: -mu * v / NORMS[text](v)})
+    m.initial(run, {x: [0, 0], v: [4.0, 3.0]})
+    m.functional("G", terminal=x[0])
+    block = m.build()
+    assert dh.forward_sensitivity(block, (0, 1)).gradient["G"] == pytest.approx(-0.4, rel=1e-5)
+    with pytest.raises(dh.StepSizeError, match=said) as caught:
+        dh.simulate(block, (0, 3))
+    assert caught.value.time == pytest.approx(5 / 3, abs=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "bdf"}, {"adapter": "scipy"}], ids=str)
+@pytest.mark.parametrize("aside", [0.0, 0.3])
+@pytest.mark.parametrize("text", NORMS)
+def test_a_vector_that_passes_zero(text: str, aside: float, options: dict[str, Any]) -> None:
+    """A block on springs that moves on a line turns, twice, with both velocities zero; beside the line they are not."""
+    m = dh.HybridModel("springs")
+    mu, x, v = m.parameter("mu", 0.1), m.differential("x", size=2), m.differential("v", size=2)
+    run = m.mode("run", ode={x: v, v: -x - mu * v / NORMS[text](v)})
+    m.initial(run, {x: [0.8, 0.6], v: [-0.4 - aside, -0.3 + aside]})
+    m.functional("G", terminal=x[0])
+    system = m.build()
+    if aside:
+        dh.check_gradient(system, (0, 5), "G", **options)
+        return
+    for call in (dh.forward_sensitivity, lambda *a, **k: dh.adjoint_gradient(*a, "G", **k)):
+        with pytest.raises(dh.DaeHybridError) as caught:
+            call(system, (0, 7), rtol=1e-6, **options)
+        assert f"{text} is zero" in str(caught.value)
+    case = dh.prepare(system, (0, 7), functional="G", derivatives="forward", **options)
+    with pytest.raises(dh.DaeHybridError, match=re.escape(f"{text} is zero")):
+        case([0.1])
+
+
+def test_drag_by_the_norm_passes_zero() -> None:
+    """|v| v has a derivative where v is zero."""
+    m = dh.HybridModel("drag")
+    c, x, v = m.parameter("c", 0.1), m.differential("x", size=2), m.differential("v", size=2)
+    run = m.mode("run", ode={x: v, v: -x - c * ca.norm_2(v) * v})
+    m.initial(run, {x: [0.8, 0.6], v: [-0.4, -0.3]})
+    m.functional("G", terminal=x[0])
+    dh.check_gradient(m.build(), (0, 5), "G")
+
+
 def test_other_errors_keep_their_words() -> None:
     """Poles, and roots that are not near zero, are not slopes."""
     system = moved(lambda x: ca.sqrt(x + 2) + 1 / (x - 0.3) ** 2)
