@@ -14,9 +14,9 @@ from dae_hybrid.conditions.branches import Branches, BranchTable
 from dae_hybrid.conditions.resting import Kinks
 from dae_hybrid.conditions.slopes import Slopes
 from dae_hybrid.port.records import EventRecord
-from dae_hybrid.statement.discontinuities import are_smooth, jumps, margin, opaque_calls, unsmooth
+from dae_hybrid.statement.discontinuities import are_smooth, jumps, margin, opaque_calls, unmarked, unsmooth
 from dae_hybrid.statement.model import HybridModel
-from dae_hybrid.statement.norms import norms_as_divisors
+from dae_hybrid.statement.norms import DIVISIONS, norms_as_divisors
 from dae_hybrid.system.called_functions import CalledFunctions
 from dae_hybrid.system.directions import Directions
 
@@ -63,9 +63,10 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) ->
         if builders.is_shared(i) and are_smooth([*terminal, *parts, *rates]):
             quiet.add(builders.unit[i])
         slopes[i] = Slopes(f"mode '{name}'", [unlifted.everything, *integrands], lowering.lower)
-        if divisors := norms_as_divisors([unlifted.everything, *integrands]):
+        nodes = unmarked([unlifted.everything, *integrands], {ca.OP_CALL, *DIVISIONS})
+        if divisors := norms_as_divisors(nodes):
             directions[i] = Directions(divisors, lowering.lower)
-        if calls := opaque_calls([unlifted.everything, *integrands]):
+        if calls := opaque_calls(nodes):
             called[i] = CalledFunctions(calls, lowering.lower)
         equations[i] = Kinks(
             f"mode '{name}'",

@@ -103,7 +103,7 @@ class CheckedCall:
         if self.analysis is not None and self._checks_duality:
             return "duality"
         if self.analysis is not None and not _is_judged_by_numbers(system):
-            return "gradients with relations, or with kinks at which a run may rest"
+            return "gradients with relations, kinks, directions of vectors, or functions that nobody can look into"
         directions, scales = None, None
         if self.analysis == "forward":
             columns = setup.columns(self.indices)

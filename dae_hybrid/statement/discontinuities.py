@@ -326,14 +326,20 @@ def _is_discontinuous(function: ca.Function) -> bool:
     )
 
 
-def opaque_calls(expressions: Sequence[ca.MX]) -> list[tuple[str, ca.MX]]:
-    """Return the names and values of calls outside `smooth` whose functions nobody can look into."""
-    marks = [node for _, node in instructions(_symbols(expressions), expressions, {SMOOTH})]
-    seen = (
-        ca.graph_substitute(list(expressions), marks, [ca.MX.zeros(m.shape) for m in marks]) if marks else expressions
-    )
-    calls = [node for _, node in instructions(_symbols(seen), seen, {ca.OP_CALL})]
-    opaque = [(node.which_function(), node) for node in calls if _is_opaque(node.which_function())]
+def unmarked(expressions: Sequence[ca.MX], ops: Set[int]) -> list[tuple[int, ca.MX]]:
+    """Return the nodes of expressions outside `smooth` whose operation is in `ops`, with their operations."""
+    found = instructions(_symbols(expressions), expressions, {*ops, SMOOTH})
+    marks = [node for op, node in found if op == SMOOTH]
+    if not marks:
+        return found
+    seen = ca.graph_substitute(list(expressions), marks, [ca.MX.zeros(m.shape) for m in marks])
+    return instructions(_symbols(seen), seen, ops)
+
+
+def opaque_calls(nodes: Sequence[tuple[int, ca.MX]]) -> list[tuple[str, ca.MX]]:
+    """Return the names and values of calls, among `unmarked` nodes, whose functions nobody can look into."""
+    calls = [(node.which_function(), node) for op, node in nodes if op == ca.OP_CALL]
+    opaque = [(function, node) for function, node in calls if _is_opaque(function)]
     return [(f.name(), node.get_output(i)) for f, node in opaque for i in range(f.n_out()) if f.numel_out(i)]
 
 
@@ -345,8 +351,7 @@ def _is_opaque(function: ca.Function) -> bool:
     if name == "SXFunction":  # does not tell what it calls
         return ca.OP_CALL in map(function.instruction_id, range(function.n_instructions()))
     if name == "MXFunction":
-        symbols = function.mx_in()
-        return bool(opaque_calls(function.call(symbols)))
+        return bool(opaque_calls(unmarked(function.call(function.mx_in()), {ca.OP_CALL})))
     inner = [function.get_function(own) for own in function.get_function()]
     return not (name in ("Map", "ThreadMap", "OmpMap") and inner) or any(map(_is_opaque, inner))
 

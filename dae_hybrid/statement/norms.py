@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import casadi as ca
 
-from dae_hybrid.statement.discontinuities import SMOOTH, instructions
 from dae_hybrid.statement.discontinuous_nodes import bare
 from dae_hybrid.statement.lookup import without_look_ups
 
 #: operations that give a norm
 NORMS = (ca.OP_NORM2, ca.OP_NORMF, ca.OP_HYPOT)
+DIVISIONS = (ca.OP_DIV, ca.OP_INV)
 
 
 def vector_of(norm: ca.MX) -> ca.MX | None:
@@ -39,15 +39,10 @@ def _squared(of: ca.MX) -> list[ca.MX] | None:
     return None
 
 
-def norms_as_divisors(expressions: Sequence[ca.MX]) -> list[tuple[str, ca.MX]]:
-    """Return the texts of the norms by which expressions divide outside `smooth`, and their vectors."""
-    symbols = ca.symvar(ca.veccat(*expressions))
-    marks = [node for _, node in instructions(symbols, expressions, {SMOOTH})]
-    seen = (
-        ca.graph_substitute(list(expressions), marks, [ca.MX.zeros(m.shape) for m in marks]) if marks else expressions
-    )
-    nodes = instructions(ca.symvar(ca.veccat(*seen)), seen, {ca.OP_DIV, ca.OP_INV})
-    factors = [factor for op, node in nodes for factor in _factors(node.dep(1 if op == ca.OP_DIV else 0))]
+def norms_as_divisors(nodes: Sequence[tuple[int, ca.MX]]) -> list[tuple[str, ca.MX]]:
+    """Return the texts of the norms by which nodes divide, and their vectors."""
+    divisors = [node.dep(1 if op == ca.OP_DIV else 0) for op, node in nodes if op in DIVISIONS]
+    factors = [factor for divisor in divisors for factor in _factors(divisor)]
     found = {without_look_ups(bare(str(factor))): vector_of(factor) for factor in factors}
     return [(text, vector) for text, vector in found.items() if vector is not None]
 
