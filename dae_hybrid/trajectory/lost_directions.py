@@ -6,6 +6,7 @@ Integrators pass such a point with short steps, or without noticing; derivatives
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dae_hybrid.errors import EventError
 from dae_hybrid.numerics.arrays import Array
@@ -33,9 +34,11 @@ def refuse_lost_directions(run: Trajectory, conditions: Conditions) -> None:
         begin = (first[:, None] + np.arange(PARTS)).ravel()
         for text, part in directions.parts:
             here, step = values[begin, part], values[begin + 1, part] - values[begin, part]
-            share = _nearest_to_zero(here, step)
+            share, lengths = _nearest_to_zero(here, step), np.linalg.norm(values[:, part], axis=1)
             nearest = np.linalg.norm(here + share[:, None] * step, axis=1)
-            zero = np.flatnonzero(nearest <= run.options.rtol * np.linalg.norm(values[:, part], axis=1).max())
+            short = lengths <= run.options.rtol * lengths.max()
+            passes = (nearest <= run.options.rtol * lengths.max()) & ~_arrives(short, begin)
+            zero = np.flatnonzero(passes)
             if zero.size:
                 i = zero[0]
                 conditions.fail(
@@ -70,6 +73,17 @@ def _may_vanish(motion: Motion, mode: int, directions: Directions) -> bool:
             if not np.all(np.minimum(length[1:], length[:-1]) > CLOSE_CHANGES * changes):
                 return True
     return False
+
+
+def _arrives(short: NDArray[np.bool_], begin: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Whether each piece belongs to the end of a segment at which a vector arrives at zero: its event decides then."""
+    found, arrives = np.zeros(begin.size, dtype=bool), False
+    for i in range(begin.size - 1, -1, -1):
+        if i + 1 == begin.size or begin[i + 1] != begin[i] + 1:  # the last piece of a segment
+            arrives = bool(short[begin[i] + 1])
+        found[i] = arrives
+        arrives = arrives and bool(short[begin[i]])
+    return found
 
 
 def _nearest_to_zero(begin: Array, step: Array) -> Array:

@@ -134,6 +134,20 @@ def test_a_vector_that_passes_zero(text: str, aside: float, options: dict[str, A
         case([0.1])
 
 
+def test_a_vector_that_arrives_at_zero_where_an_event_takes_over() -> None:
+    """A block that slides to rest along a line, ended by its clock: the direction is not needed any more."""
+    m = dh.HybridModel("arrives")
+    mu, x, v = m.parameter("mu", 3.0), m.differential("x", size=2), m.differential("v", size=2)
+    slide = m.mode("slide", ode={x: v, v: -mu * v / ca.norm_2(v)})
+    rest = m.mode("rest", ode={x: [0, 0], v: [0, 0]})
+    m.transition(slide, rest, guard=ca.sumsqr(v) - 1e-12, direction="falling", reset={v: [0, 0]}, name="stops")
+    m.initial(slide, {x: [0, 0], v: [4.0, 3.0]})
+    m.functional("G", terminal=x[0])
+    found = dh.forward_sensitivity(m.build(), (0, 3), method="bdf", rtol=1e-5, atol=1e-8)
+    assert found.trajectory.functionals["G"] == pytest.approx(10 / 3, rel=1e-5)
+    assert found.gradient["G"] == pytest.approx(-10 / 9, rel=1e-4)
+
+
 def test_drag_by_the_norm_passes_zero() -> None:
     """|v| v has a derivative where v is zero."""
     m = dh.HybridModel("drag")
