@@ -119,3 +119,52 @@ def test_a_root_finder_that_changes_its_root() -> None:
     fsa = dh.forward_sensitivity(moved(lambda x: solve(2.0, 1 + x**2), native=True), (0, 5))
     integral = lambda x: (x * math.sqrt(1 + x**2) + math.asinh(x)) / 2
     assert np.isclose(fsa.gradient["G"][0], -(integral(4) - integral(-1)) + 5 * math.sqrt(17), rtol=1e-5)
+
+
+SHAPES: dict[str, Callable[[float, float], tuple[Callable[[float], float], Callable[[float], float]]]] = {
+    "wave": lambda c, k: (lambda u: math.sin(3 * u), lambda u: 3 * math.cos(3 * u)),
+    "steep": lambda c, k: (lambda u: math.tanh(k * (u - c)), lambda u: k / math.cosh(min(k * abs(u - c), 50)) ** 2),
+    "kink": lambda c, k: (lambda u: abs(u - c), lambda u: math.copysign(1.0, u - c)),
+    "root": lambda c, k: (
+        lambda u: math.copysign(abs(u - c) ** 1.5, u - c),
+        lambda u: 1.5 * abs(u - c) ** 0.5,
+    ),
+}
+
+
+def judged(seed: int) -> str:
+    """An oscillator beside a called function, which may jump: 'right', or what is wrong with the answer."""
+    rng = np.random.default_rng(seed)
+    level, height, jumps = rng.uniform(-0.8, 0.8), rng.choice([-1, 1]) * 10 ** rng.uniform(-3, 0.5), rng.random() < 0.5
+    smooth, slope = SHAPES[str(rng.choice(list(SHAPES)))](level, 10 ** rng.uniform(0, 3))
+    value = (lambda u: smooth(u) + (height if u > level else 0.0)) if jumps else smooth
+    called = Called(f"called{seed}", value, slope)
+    m = dh.HybridModel("random")
+    w, x, v, y = m.parameter("w", rng.uniform(0.3, 2)), *(m.differential(name) for name in "xvy")
+    place = str(rng.choice(["rate", "force", "integrand"]))
+    force = 0.2 * called(x) if place == "force" else 0.0
+    run = m.mode("run", ode={x: v, v: force - w**2 * x - 0.1 * v, y: called(x) if place == "rate" else x})
+    m.initial(run, {x: 1.0, v: 0.0, y: 0.0})
+    m.functional("G", **({"integrand": called(x) * x} if place == "integrand" else {"terminal": y + x}))
+    system, end, rtol = m.build(native=False), rng.uniform(3, 8), 10 ** -rng.uniform(6, 9)
+    ways: list[dict[str, Any]] = [
+        {},
+        {"method": "bdf"},
+        {"method": "adams"},
+        {"adapter": "scipy"},
+        {"adapter": "casadi"},
+    ]
+    options = {"rtol": rtol, "atol": rtol / 100, **ways[int(rng.integers(len(ways)))]}
+    try:
+        positions = dh.forward_sensitivity(system, (0, end), **options).trajectory["x"]
+    except dh.EventError as error:
+        return "right" if jumps and "jumps from" in str(error) else f"needless: {error}"
+    crosses = positions.min() < level - 1e-4 and positions.max() > level + 1e-4
+    return "missed" if jumps and crosses else "right"
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("start", range(0, 100, 20))
+def test_many_seeds_are_refused_where_they_jump_and_nowhere_else(start: int) -> None:
+    found = {seed: judged(seed) for seed in range(start, start + 20)}
+    assert not {seed: said for seed, said in found.items() if said != "right"}
