@@ -77,7 +77,7 @@ def name_slope(error: DaeHybridError, run: Trajectory | None, *, of_derivatives:
     norms, slopes = _steep(run, error.time)
     if norms:
         error.message += f" {norms[0]} is zero here: where it appears as a divisor, the direction of its vector jumps."
-        error.remedy = (
+        more = (
             "If the vector comes to rest, give rest a mode of its own, entered where the norm is small; if it passes "
             "zero, divide by sqrt(norm**2 + eps**2), and see what a smaller eps changes."
         )
@@ -86,11 +86,14 @@ def name_slope(error: DaeHybridError, run: Trajectory | None, *, of_derivatives:
             f" The slope of {slopes[0]} is infinite where its argument is zero, as it is here: derivatives cannot be "
             "integrated up to there."
         )
-        error.remedy = (
+        more = (
             "Values need no slope: simulate. For derivatives give what stays at zero a mode of its own, and what "
             "passes a finite slope near zero, such as that of u / (u**2 + eps)**0.25 for a root, and see what a "
             "smaller eps changes."
         )
+    else:
+        return
+    error.remedy = more if error.remedy is None else f"{error.remedy} {more}"
 
 
 @contextmanager
