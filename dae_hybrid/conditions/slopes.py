@@ -74,7 +74,10 @@ def name_slope(error: DaeHybridError, run: Trajectory | None, *, of_derivatives:
     """Add to the error of an integration which expression has an infinite slope, or no direction, where it ended."""
     if run is None or error.time is None or not isinstance(error, NonFiniteError | StepSizeError):
         return
-    norms, slopes = _steep(run, error.time)
+    try:
+        norms, slopes = _steep(run, error.time)
+    except (DaeHybridError, RuntimeError):  # what cannot be evaluated must not replace the error
+        return
     if norms:
         error.message += f" {norms[0]} is zero here: where it appears as a divisor, the direction of its vector jumps."
         more = (
