@@ -17,8 +17,7 @@ from dae_hybrid.port.records import EventRecord
 from dae_hybrid.statement.discontinuities import are_smooth, jumps, margin, opaque_calls, unmarked, unsmooth
 from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.statement.norms import DIVISIONS, norms_as_divisors
-from dae_hybrid.system.called_functions import CalledFunctions
-from dae_hybrid.system.directions import Directions
+from dae_hybrid.system.watched import Watched
 
 
 def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) -> BranchTable:
@@ -65,9 +64,9 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) ->
         slopes[i] = Slopes(f"mode '{name}'", [unlifted.everything, *integrands], lowering.lower)
         nodes = unmarked([unlifted.everything, *integrands], {ca.OP_CALL, *DIVISIONS})
         if divisors := norms_as_divisors(nodes):
-            directions[i] = Directions(divisors, lowering.lower)
+            directions[i] = Watched(divisors, lowering.lower)
         if calls := opaque_calls(nodes):
-            called[i] = CalledFunctions(calls, lowering.lower)
+            called[i] = Watched(calls, lowering.lower)
         equations[i] = Kinks(
             f"mode '{name}'",
             rates,

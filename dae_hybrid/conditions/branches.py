@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from dae_hybrid.conditions.resting import Kinks
     from dae_hybrid.conditions.slopes import Slopes
     from dae_hybrid.sensitivity.forward import TangentState
-    from dae_hybrid.system.called_functions import CalledFunctions
-    from dae_hybrid.system.directions import Directions
     from dae_hybrid.system.system import ModeSystem
+    from dae_hybrid.system.watched import Watched
     from dae_hybrid.trajectory.trajectory import Part, Trajectory
 
 #: relative difference below which sides are equal, and relative change below which a relation is constant
@@ -176,9 +175,9 @@ class BranchTable(NotPicklable):
     start: Branches | None
     guards: Mapping[int, Branches]
     equations: Mapping[int, Kinks]
-    called: Mapping[int, CalledFunctions]
+    called: Mapping[int, Watched]
     slopes: Mapping[int, Slopes]
-    directions: Mapping[int, Directions]
+    directions: Mapping[int, Watched]
     permits: frozenset[int] = frozenset()
 
     def __bool__(self) -> bool:

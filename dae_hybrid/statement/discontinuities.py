@@ -308,7 +308,7 @@ def _clips(function: ca.Function) -> set[int]:
 
 
 def _is_discontinuous(function: ca.Function) -> bool:
-    """Whether a function contains discontinuous nodes. External functions are assumed smooth, tables are."""
+    """Whether a function contains discontinuous nodes. Tables do not; of external functions only the values tell."""
     if is_table(function) or continues_a_spline(function):
         return False
     if function.is_a("SXFunction") or function.is_a("MXFunction"):

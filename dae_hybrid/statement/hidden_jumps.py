@@ -28,7 +28,7 @@ PLACES = {
     ca.OP_ACOS: {ca.OP_COS},
     ca.OP_ASIN: {ca.OP_SIN},
 }
-ALONE = (ca.OP_NORM2, ca.OP_NORMF, ca.OP_BSPLINE, ca.OP_CALL, ca.OP_IF_ELSE_ZERO)
+ALONE = (ca.OP_NORM2, ca.OP_NORMF, ca.OP_BSPLINE, ca.OP_CALL)
 #: operations that are undefined for arguments below zero, and finite at zero
 ROOTS = (ca.OP_SQRT, ca.OP_POW, ca.OP_CONSTPOW)
 #: depth to which expressions are compared
@@ -43,8 +43,13 @@ def with_jumps_shown(symbols: Sequence[ca.MX], expressions: Sequence[ca.MX]) -> 
         return None
     made: dict[int, int] = {}  # the operation behind each work index
     nodes: list[ca.MX] = []
+    roots = [function.instruction_MX(k).dep(0) for k, op in enumerate(ids) if op in ROOTS]
     for k, op in enumerate(ids):
-        if op in ALONE or (
+        if op == ca.OP_IF_ELSE_ZERO:
+            branch = function.instruction_MX(k)
+            if _are_kept_positive(roots, branch.dep(0)):
+                nodes.append(branch)
+        elif op in ALONE or (
             op in PLACES and not PLACES[op].isdisjoint(made.get(i, -1) for i in function.instruction_input(k))
         ):
             nodes.append(function.instruction_MX(k))
@@ -86,18 +91,24 @@ def _shown(node: ca.MX) -> ca.MX | None:
 def _with_clips(branch: ca.MX) -> ca.MX | None:
     """The branch of a relation, with the arguments of roots clipped that the relation keeps positive; None without."""
     condition, value = branch.dep(0), branch.dep(1)
-    positive = list(_positive(condition))
     function = ca.Function("value", ca.symvar(value), [value])
     roots = [
         function.instruction_MX(k) for k in range(function.n_instructions()) if function.instruction_id(k) in ROOTS
     ]
     found = value
     for root in reversed(roots):
-        if any(_is_difference(root.dep(0), more, less) for more, less in positive):
+        if _are_kept_positive([root.dep(0)], condition):
             clipped = ca.fmax(root.dep(0), 0)
             new = ca.sqrt(clipped) if root.op() == ca.OP_SQRT else ca.MX.binary(root.op(), clipped, root.dep(1))
             found = ca.graph_substitute([found], [root], [new])[0]
     return None if found is value else ca.MX.binary(ca.OP_IF_ELSE_ZERO, condition, found)
+
+
+def _are_kept_positive(arguments: Sequence[ca.MX], condition: ca.MX) -> bool:
+    """Whether a condition keeps one of these arguments positive."""
+    return bool(arguments) and any(
+        _is_difference(of, more, less) for more, less in _positive(condition) for of in arguments
+    )
 
 
 def _positive(condition: ca.MX, *, holds: bool = True) -> Iterator[tuple[ca.MX, ca.MX]]:

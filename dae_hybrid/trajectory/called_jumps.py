@@ -18,8 +18,8 @@ from dae_hybrid.errors import EventError
 from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.numerics.quintics import through_ends
 from dae_hybrid.port.segment_rules import kernel
-from dae_hybrid.system.called_functions import CalledFunctions
 from dae_hybrid.system.derivative_conditions import Conditions
+from dae_hybrid.system.watched import Watched
 from dae_hybrid.trajectory.pieces import Motion, evaluate
 from dae_hybrid.trajectory.trajectory import Segment, Trajectory
 
@@ -109,7 +109,7 @@ def path_in(motion: Motion, mode: int) -> tuple[Array, Array, Array, NDArray[np.
     )
 
 
-def _jumps(motion: Motion, mode: int, functions: CalledFunctions) -> list[CalledJump]:
+def _jumps(motion: Motion, mode: int, functions: Watched) -> list[CalledJump]:
     """Return the jumps of the functions of one mode along the segments in that mode."""
 
     def points(t: Array, x: Array, m: Array) -> _Points:

@@ -12,7 +12,7 @@ from dae_hybrid.errors import EventError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.replay import SegmentReplay
 from dae_hybrid.system.derivative_conditions import Conditions
-from dae_hybrid.system.directions import Directions
+from dae_hybrid.system.watched import Watched
 from dae_hybrid.trajectory.called_jumps import PARTS, path_in
 from dae_hybrid.trajectory.pieces import Motion, evaluate
 from dae_hybrid.trajectory.trajectory import Trajectory
@@ -53,7 +53,7 @@ def refuse_lost_directions(run: Trajectory, conditions: Conditions) -> None:
                 )
 
 
-def _may_vanish(motion: Motion, mode: int, directions: Directions) -> bool:
+def _may_vanish(motion: Motion, mode: int, directions: Watched) -> bool:
     """Whether a vector changes so much in a step that it may vanish in it."""
     for index, segment in enumerate(motion.segments):
         if segment.mode.index != mode or segment.t_end == segment.t_start:
