@@ -179,7 +179,8 @@ class ModeFunctions:
         signals = set(self._signal_entries())
         moving |= {row for row, entry in zip(*by_m.get_triplet(), strict=True) if entry in signals}
         for i, transition in enumerate(self.guarded):
-            if i not in moving and not transition.jumps and not transition.shared:
+            stays = i not in moving and not transition.jumps and not transition.shared
+            if stays and transition.relation is None:  # equations may let a relation slide for ever
                 raise ModelError(
                     "The guard depends on no variable and not on time: it can never cross zero.",
                     transition=transition.name,

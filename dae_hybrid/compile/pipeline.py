@@ -51,15 +51,18 @@ def build_system(
     eliminate: bool,
     direct: bool,
     kinks: bool,
+    slides: bool,
     parts: StageReport,
 ) -> HybridSystem:
     """Build the system; see `HybridModel.build`."""
     _check_declarations(model)
     index2, kink = "direct" if direct else "reduced", "events" if kinks else "integrate"
-    origin = Origin(model, {"native": native, "eliminate": eliminate, "index2": index2, "kinks": kink})
+    relations = "slide" if slides else "cross"
+    options = {"native": native, "eliminate": eliminate, "index2": index2, "kinks": kink, "relations": relations}
+    origin = Origin(model, options)
     parts.begin("equations")
     stated = rewritten(model, kinks=kinks)
-    model, assumed_smooth = with_relations(stated, kinks=kinks)
+    model, assumed_smooth = with_relations(stated, kinks=kinks, slides=slides)
     builders = Builders(model, eliminate=eliminate, direct=direct)
     parts.begin("transitions")
     transitions = builders.transitions()

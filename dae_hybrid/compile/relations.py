@@ -21,6 +21,7 @@ from typing import Any
 import casadi as ca
 
 from dae_hybrid.compile.reset_functions import event_costs
+from dae_hybrid.compile.sliding import Surface, places, with_sliding
 from dae_hybrid.errors import ModelError
 from dae_hybrid.layout import Layout
 from dae_hybrid.statement.declarations import Declaration, Functional, Mode, Relation, Transition
@@ -34,10 +35,11 @@ from dae_hybrid.statement.triggers import StateTrigger
 MAX_RELATION_TEXT = 60
 
 
-def with_relations(model: HybridModel, *, kinks: bool) -> tuple[HybridModel, tuple[str, ...]]:
+def with_relations(model: HybridModel, *, kinks: bool, slides: bool) -> tuple[HybridModel, tuple[str, ...]]:
     """Lift the relations of a model into memory and transitions; also return the expressions marked by `smooth`.
 
-    `kinks` tells whether kinks of equations and integrands become events, as those of guards always do.
+    `kinks` tells whether kinks of equations and integrands become events, as those of guards always do; `slides`,
+    whether the motion slides where both sides of a relation drive it to their surface.
 
     Raises
     ------
@@ -71,7 +73,7 @@ def with_relations(model: HybridModel, *, kinks: bool) -> tuple[HybridModel, tup
     for mode in modes.values():
         for transition in lifting.transitions(mode, found.transitions):
             found.transitions[transition.name] = transition
-    return found, spared
+    return with_sliding(found, lifting.surfaces()) if slides else found, spared
 
 
 def _stated(model: HybridModel) -> dict[Any, list[ca.MX]]:
@@ -344,6 +346,21 @@ class _Lifting:
         symbols = {s.__hash__() for s in ca.symvar(value)}
         own = [d for d in self.model.of_kind("memory") if d.symbol.__hash__() in symbols]
         return ca.substitute([value], [d.symbol for d in own], [_start_of(d) for d in own])[0]
+
+    def surfaces(self) -> list[Surface]:
+        """The surfaces of the relations, with all that change there."""
+        relations = [switch for switch in self.switches.values() if switch.is_relation]
+        heights = [ca.substitute([s.changes[0][0]], [s.symbol], [ca.MX(0)])[0] for s in relations]
+        found: dict[tuple[float, ...], Surface] = {}
+        for switch, height, place in zip(relations, heights, places(heights), strict=True):
+            mirrored = tuple(-value for value in place)
+            if place not in found and mirrored not in found:
+                found[place] = Surface(switch.text, height)
+            side = found[place].low if place in found else found[mirrored].high
+            side[switch.text] = switch.symbol
+            if not switch.is_kink:
+                (found.get(place) or found[mirrored]).jumps = True
+        return [surface for surface in found.values() if surface.jumps]
 
     def transitions(self, mode: Mode, taken: Mapping[str, Transition]) -> Iterable[Transition]:
         """Yield the transitions that update the switches of a mode."""

@@ -418,9 +418,10 @@ class Mechanism(Symbols, Planar, Tree):
         eliminate: bool = True,
         index2: Literal["reduced", "direct"] = "reduced",
         kinks: Literal["integrate", "events"] = "integrate",
+        relations: Literal["slide", "cross"] = "slide",
         progress: Report = False,
     ) -> HybridSystem:
         """Convert to a formulation and build; other arguments and errors are those of `HybridModel.build`."""
         return self.model(formulation).build(
-            native=native, eliminate=eliminate, index2=index2, kinks=kinks, progress=progress
+            native=native, eliminate=eliminate, index2=index2, kinks=kinks, relations=relations, progress=progress
         )

@@ -41,7 +41,7 @@ WORDS = ("direction", "on_entry", "values", "persistent", "pending", "project")
 SEVERAL = CROSSINGS | SHORTHANDS
 FUNCTIONAL = ("integrand", "terminal", "at_times", "at_events", *EXTREMA, *TIMES, *SEVERAL)
 RUN = ("t_span", "rtol", "atol")
-BUILD = ("eliminate", "index2", "kinks")
+BUILD = ("eliminate", "index2", "kinks", "relations")
 
 
 @dataclass
@@ -133,7 +133,12 @@ class Reader:
         return found
 
     def _build(self, given: dict[str, Any]) -> dict[str, Any]:
-        legal = {"eliminate": (True, False), "index2": ("reduced", "direct"), "kinks": ("integrate", "events")}
+        legal = {
+            "eliminate": (True, False),
+            "index2": ("reduced", "direct"),
+            "kinks": ("integrate", "events"),
+            "relations": ("slide", "cross"),
+        }
         for key, value in self._doc.table(("build",), given, BUILD).items():
             if type(value) is not type(legal[key][0]) or value not in legal[key]:
                 words = " or ".join(str(word).lower() for word in legal[key])

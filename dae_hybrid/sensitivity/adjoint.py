@@ -107,11 +107,11 @@ class AdjointSweep:
         return self._tolerances[mode.index]
 
     def _magnitude(self, mode: ModeSystem, x: Array) -> Array:
-        """Return |x| at a point, with `_unresolved` for states that never exceed it."""
+        """Return |x| at a point, with `_unresolved` for states that never exceed it, or are within their atol there."""
         layout, found = mode.equations.variables, np.abs(x)
-        extent = self._extent_of(layout)
+        extent, least = self._extent_of(layout), self._unresolved(layout)
         own = found[: extent.size]
-        own[:] = np.where(extent == self._unresolved(layout), extent, own)
+        own[:] = np.where((extent == least) | (own <= self.options.absolute(layout)), least, own)
         return found
 
     def _unresolved(self, layout: Layout) -> Array:

@@ -204,6 +204,7 @@ class Relation:
     rests: bool  # while the guard stays at zero, the relation has the value of one side
     zero_sides: tuple[int, int, int]  # the side to which such a guard counts, by the sign of the memory
     stated: ca.MX  # the guard before its kinks are lifted
+    status: int | None = None  # index of the memory that holds the status of sliding motion, see `compile.sliding`
 
 
 @dataclass(frozen=True, eq=False)

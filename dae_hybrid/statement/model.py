@@ -294,6 +294,7 @@ class HybridModel(Functionals):
         eliminate: bool = True,
         index2: Literal["reduced", "direct"] = "reduced",
         kinks: Literal["integrate", "events"] = "integrate",
+        relations: Literal["slide", "cross"] = "slide",
         progress: Report = False,
     ) -> HybridSystem:
         """Check the model, differentiate it and compile it.
@@ -319,6 +320,10 @@ class HybridModel(Functionals):
             linear tables in equations and integrands, are integrated across under error control (default), or become
             events like other relations. Events make gradients of explicit methods more accurate by orders of magnitude.
             Do not use them for quantities that rest at their kink.
+        relations : {"slide", "cross"}
+            Where both sides of a relation in the equations, such as ``sign(v)`` of friction, drive the state to the
+            surface on which it switches, the motion slides along it in the sense of Filippov (default), or ends in a
+            `ChatteringError`.
 
         Returns
         -------
@@ -344,10 +349,12 @@ class HybridModel(Functionals):
             raise ModelError(f"index2 must be 'reduced' or 'direct', got {index2!r}.")
         if not isinstance(kinks, str) or kinks not in ("integrate", "events"):
             raise ModelError(f"kinks must be 'integrate' or 'events', got {kinks!r}.")
+        if not isinstance(relations, str) or relations not in ("slide", "cross"):
+            raise ModelError(f"relations must be 'slide' or 'cross', got {relations!r}.")
         with StageReport(f"build '{self.name}'", progress) as parts:
             return build_system(
                 self, native=native, eliminate=eliminate, direct=index2 == "direct", kinks=kinks == "events",
-                parts=parts,
+                slides=relations == "slide", parts=parts,
             )  # fmt: skip
 
     # -- files ------------------------------------------------------------------------------------------

@@ -478,8 +478,9 @@ class HybridSystem(NotPicklable):
             tables.append(counts)
         lifted: dict[str, list[str]] = {}
         for transition in self.transitions:
-            if transition.relation is not None:
+            if transition.relation is not None and transition.relation.entry != transition.relation.status:
                 kind = "kink" if transition.is_kink else "event"
+                kind += ", slides" * (transition.relation.status is not None)
                 own = lifted.setdefault(f"{kind}: {transition.relation.memory}", [])
                 own += [name] if (name := self.modes[transition.source].name) not in own else []
         if lifted:

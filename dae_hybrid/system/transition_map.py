@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from dae_hybrid.system.system import ModeSystem
 
 
+#: what a record says of motion along the surface of a relation, by the status in its memory
+SLIDING = ("is free again", "slides", "leaves to false", "leaves to true")
 CLOCK = 2  # (start time, count)
 
 
@@ -187,7 +189,10 @@ class TransitionMap:
         """Name in a record, given the memory after it: ``"x < p" became true``."""
         if self.relation is None:
             return self.name
-        value = float(memory[self.relation.entry])
+        relation, value = self.relation, float(memory[self.relation.entry])
+        status = 0 if relation.status is None else int(memory[relation.status])
+        if status or relation.status == relation.entry:
+            return f'"{relation.memory}" {SLIDING[status]}'
         became = f"{value:g}" if not self.relation.is_condition else "true" if value else "false"
         return f'"{self.relation.memory}" became {became}'
 
