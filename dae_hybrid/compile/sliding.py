@@ -93,6 +93,8 @@ class Surface:
 
 def places(heights: Sequence[ca.MX]) -> list[tuple[float, ...]]:
     """Values of expressions at a few points, by which equal ones are recognised, and those that differ by their sign."""
+    if not heights:
+        return []
     symbols = ca.symvar(ca.vertcat(*heights))
     function = ca.Function("heights", symbols, [ca.vertcat(*heights)])
     draw = np.random.default_rng(0)
