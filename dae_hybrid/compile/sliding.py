@@ -6,23 +6,23 @@ L^+ < 0 < L^- it stays on it, with
 
     f_s = theta f^+ + (1 - theta) f^-,    theta = L^- / (L^- - L^+),
 
-so that h' = 0, until theta reaches 0 or 1: there L^+ or L^- is zero, f_s is the field of that side, and the motion leaves
-to it (A. F. Filippov, Differential equations with discontinuous righthand sides, 1988, section 4). `with_sliding` states
-this with what models have: a memory holds the status of the motion at each surface, and theta is the share of the values
-of its relations in the equations. Integrators, events, and forward and adjoint analysis know nothing of it. The saltation
-of an entry from below is I + (f_s - f^-) h_y^T / L^-, whose image is tangential; that of an exit is the identity. After an
-exit the motion is held to its side by the sign of the rate of h, not by that of h, which is zero with its rate there: no
-tolerance decides.
+so that h' = 0, until theta reaches 0 or 1: there L^+ or L^- is zero, f_s is the field of that side, and the motion
+leaves to it (A. F. Filippov, Differential equations with discontinuous righthand sides, 1988, section 4).
+`with_sliding` states this with what models have: a memory holds the status of the motion at each surface, and theta is
+the share of the values of its relations in the equations. Integrators, events, and forward and adjoint analysis know
+nothing of it. The saltation of an entry from below is I + (f_s - f^-) h_y^T / L^-, whose image is tangential; that of
+an exit is the identity. After an exit the motion is held to its side by the sign of the rate of h, not by that of h,
+which is zero with its rate there: no tolerance decides.
 
-Several surfaces slide at once where their rates are affine in the values of the relations that slide: these solve a linear
-system.
+Several surfaces slide at once where their rates are affine in the values of the relations that slide: these solve a
+linear system.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -42,6 +42,8 @@ CROSSES, SLIDES, ABOVE, BELOW = 0.0, 1.0, 2.0, 3.0
 AWAY = 1.0
 #: operations that decide by their arguments
 DECISIONS = ALL - {ca.OP_IF_ELSE_ZERO}
+#: largest number of unknowns that are solved for symbolically
+MOST_SOLVED = 16
 #: points at which rates are compared, and the share of them within which they are equal
 SAMPLES, MIXED = 64, 1e-9
 
@@ -92,7 +94,7 @@ class Surface:
 
 
 def places(heights: Sequence[ca.MX]) -> list[tuple[float, ...]]:
-    """Values of expressions at a few points, by which equal ones are recognised, and those that differ by their sign."""
+    """Values of expressions at a few points, by which those are recognised that are equal or differ by their sign."""
     if not heights:
         return []
     symbols = ca.symvar(ca.vertcat(*heights))
@@ -155,6 +157,58 @@ def _everywhere(model: HybridModel, motions: Mapping[str, _Motion], functional: 
     return replace(functional, integrand=integrand, peaks=peaks)
 
 
+@dataclass
+class _Solved:
+    """What the equations of a mode are solved for: `flows` without derivatives of other variables, and unknowns."""
+
+    flows: list[ca.MX]
+    equations: ca.MX
+    unknowns: ca.MX
+    values: ca.MX | None  # of the unknowns; None if the equations are not linear in them
+
+    @classmethod
+    def of(cls, model: HybridModel, mode: Mode) -> _Solved:
+        """Solve the equations."""
+        names = [name for name in mode.ode if name in model.rates]
+        *flows, equations = ca.substitute(
+            [*mode.ode.values(), ca.vertcat(mode.residual, mode.algebraic)],
+            [model.rates[name] for name in names],
+            [mode.ode[name] for name in names],
+        )
+        of_modes = {s.__hash__() for s in ca.symvar(ca.veccat(*flows, equations, mode.constraint))}
+        symbols = [d.symbol for d in model.of_kind("algebraic")]
+        symbols += [rate for name, rate in model.rates.items() if name not in names]
+        unknowns = ca.vertcat(ca.MX(0, 1), *(s for s in symbols if s.__hash__() in of_modes))
+        n, values = unknowns.numel(), None
+        # a constraint determines unknowns by its derivatives
+        if (
+            0 < n == equations.numel() <= MOST_SOLVED
+            and not mode.constraint.numel()
+            and _is_affine(equations, unknowns)
+        ):
+            by = ca.jacobian(equations, unknowns)
+            a, b = ca.SX.sym("a", by.sparsity()), ca.SX.sym("b", n)
+            (at_zero,) = ca.substitute(
+                [equations], ca.symvar(unknowns), [ca.MX.zeros(s.shape) for s in ca.symvar(unknowns)]
+            )
+            (values,) = ca.Function("solved", [a, b], [ca.solve(a, b)]).call([by, -at_zero], True, False)
+        return cls(flows, equations, unknowns, values)
+
+    def without_unknowns(self, rate: ca.MX) -> ca.MX | None:
+        """A rate with the unknowns solved for; None if that is not possible."""
+        if not self.unknowns.numel() or not ca.depends_on(rate, self.unknowns):
+            return rate
+        if self.values is None:
+            return None
+        symbols = ca.symvar(self.unknowns)
+        parts = ca.vertsplit(self.values, [0, *np.cumsum([s.numel() for s in symbols]).tolist()])
+        return ca.substitute([rate], symbols, parts)[0]
+
+    def is_mixed(self, surface: Surface) -> bool:
+        """Whether relations multiply unknowns: a mean of the equations is then not that of the rates."""
+        return bool(self.unknowns.numel()) and surface.is_in(ca.jacobian(self.equations, self.unknowns))
+
+
 @dataclass(eq=False)
 class _Motion:
     """The motion of a mode, on the surfaces on which it may slide, with the rates of their heights."""
@@ -164,30 +218,34 @@ class _Motion:
 
     @classmethod
     def of(cls, model: HybridModel, mode: Mode, surfaces: Sequence[Surface]) -> _Motion:
-        """Keep the surfaces whose rates depend on their own relations, which determine nothing that is solved for."""
-        states = {name: model.declarations[name].symbol for name in mode.ode}
+        """Keep the surfaces whose rates depend on their own relations."""
         given = [d.symbol for d in model.declarations.values() if d.kind in ("memory", "parameter") and not _jumps(d)]
+        states = {name: model.declarations[name].symbol for name in mode.ode}
         known = {s.__hash__() for s in (model.time, *states.values(), *given)}
-        derivatives = [name for name in mode.ode if name in model.rates]
-        *flows, solved = ca.substitute(
-            [*mode.ode.values(), ca.veccat(mode.residual, mode.algebraic, mode.constraint)],
-            [model.rates[name] for name in derivatives],
-            [mode.ode[name] for name in derivatives],
-        )
-        # a constraint determines algebraic variables by its derivative, which contains the flow
-        hidden = ca.veccat(*(d.symbol for d in model.of_kind("algebraic"))) if mode.constraint.numel() else ca.MX(0, 1)
+        candidates = [s for s in surfaces if {symbol.__hash__() for symbol in ca.symvar(s.height)} <= known]
+        if not candidates:
+            return cls(mode, {})
+        solved = _Solved.of(model, mode)
         rates: dict[Surface, ca.MX] = {}
-        for surface in surfaces:
+        for surface in candidates:
             symbols = {s.__hash__() for s in ca.symvar(surface.height)}
-            if not symbols <= known or surface.is_in(solved):
-                continue
             rate = ca.jtimes(surface.height, model.time, ca.MX(1))
-            for (_, symbol), flow in zip(states.items(), flows, strict=True):
+            for (_, symbol), flow in zip(states.items(), solved.flows, strict=True):
                 if symbol.__hash__() in symbols:
                     rate += ca.jtimes(surface.height, symbol, flow)
-            if surface.is_in(rate) and not (hidden.numel() and ca.depends_on(rate, hidden)):
-                rates[surface] = rate
-        return cls(mode, _affine(rates))
+            found = solved.without_unknowns(rate)
+            if found is not None and surface.is_in(found) and not solved.is_mixed(surface):
+                rates[surface] = found
+        return cls(mode, rates)
+
+    def _mixed(self, surface: Surface) -> list[Surface]:
+        """The other surfaces whose relations multiply those of a surface in rates: no linear system holds both."""
+        found = []
+        for other in self.surfaces:
+            both = [rate for rate in self.rates.values() if surface.is_in(rate) and other.is_in(rate)]
+            if other is not surface and any(_is_mixed(rate, surface, other) for rate in both):
+                found.append(other)
+        return found
 
     @property
     def surfaces(self) -> list[Surface]:
@@ -247,8 +305,11 @@ class _Motion:
         """The mode."""
         if not self.rates:
             return self.mode
-        flows = ca.cse([self.blended(flow) for flow in self.mode.ode.values()])
-        return replace(self.mode, ode=dict(zip(self.mode.ode, flows, strict=True)))
+        mode = self.mode
+        stated = [*mode.ode.values(), mode.residual, mode.algebraic]
+        *flows, residual, algebraic = ca.cse([self.blended(e) for e in stated])
+        ode = dict(zip(mode.ode, flows, strict=True))
+        return replace(mode, ode=ode, residual=residual, algebraic=algebraic)
 
     @cached_property
     def _sides(self) -> dict[Surface, tuple[ca.MX, ca.MX]]:
@@ -271,7 +332,10 @@ class _Motion:
         if surface is None:
             return replace(transition, trigger=StateTrigger(guard))
         above, below = self._sides[surface]
-        status = ca.if_else(ca.logic_and(above < 0, below > 0), SLIDES, CROSSES)
+        slides = ca.MX(SLIDES)
+        for other in self._mixed(surface):
+            slides = ca.if_else(other.status == SLIDES, math.nan, slides)
+        status = ca.if_else(ca.logic_and(above < 0, below > 0), slides, CROSSES)
         guard = ca.if_else(surface.status == CROSSES, transition.trigger.expression, AWAY)
         return replace(
             transition,
@@ -309,46 +373,26 @@ class _Motion:
                     memory[name] = ca.if_else(stays, symbol, memory[name])
         return replace(found, memory=memory)
 
-    def exits(self, mode: Mode, entries: Layout) -> list[Transition]:
-        """The transitions by which the motion leaves its surfaces, and is free to meet them again."""
+    def exits(self, mode: Mode, entries: Layout) -> Iterator[Transition]:
+        """Yield the transitions by which the motion leaves its surfaces, and is free to meet them again."""
         none: dict[str, ca.MX] = {}
-        found = []
-        for surface in self.surfaces:
-            above, below = self._sides[surface]
-            entry = entries[surface.name].start
+        for surface, (above, below) in self._sides.items():
+            entry, slides = entries[surface.name].start, surface.status == SLIDES
             for side, inward, outward, status, word in (
                 (0.0, -above, -below, ABOVE, "false"),
                 (1.0, below, above, BELOW, "true"),
             ):
-                slides, has_left = surface.status == SLIDES, surface.status == status
-                guard = ca.if_else(slides, inward, ca.if_else(has_left, -inward, AWAY))
+                guard = ca.if_else(slides, inward, ca.if_else(surface.status == status, -inward, AWAY))
                 values = dict(zip(surface.memory, surface.at(side), strict=True))
-                # both sides lead away, which a transition has made so: the motion is not unique
+                # where both sides lead away, which a transition has brought about, the motion is not unique
                 leaves = ca.if_else(outward > 0, math.nan, status)
                 values[surface.name] = ca.if_else(slides, leaves, CROSSES)
-                name = f'"{surface.text}" leaves to {word} in {mode.name}'
-                found.append(
-                    Transition(
-                        name,
-                        (mode,),
-                        mode,
-                        StateTrigger(guard),
-                        -1,
-                        "fire",
-                        math.inf,
-                        none,
-                        values,
-                        ca.MX(0, 1),
-                        (),
-                        (),
-                        None,
-                        none,
-                        freezes=False,
-                        # a kink: the rates are those of the side that is entered
-                        relation=Relation(surface.text, entry, True, True, True, (1, 1, 1), ca.MX(AWAY), entry),
-                    )  # fmt: skip
-                )
-        return found
+                # a kink: the rates are those of the side that is entered
+                relation = Relation(surface.text, entry, True, True, True, (1, 1, 1), ca.MX(AWAY), entry)
+                yield Transition(
+                    f'"{surface.text}" leaves to {word} in {mode.name}', (mode,), mode, StateTrigger(guard), -1, "fire",
+                    math.inf, none, values, ca.MX(0, 1), (), (), None, none, freezes=False, relation=relation,
+                )  # fmt: skip
 
 
 def _jumps(declared: Declaration) -> bool:
@@ -375,19 +419,6 @@ def _is_affine(expression: ca.MX, symbols: ca.MX) -> bool:
     return bool(ca.is_linear(ca.vec(expression), symbols))
 
 
-def _affine(rates: dict[Surface, ca.MX]) -> dict[Surface, ca.MX]:
-    """The surfaces in whose relations the rates are affine together."""
-    kept = dict(rates)
-    for rate in rates.values():
-        within = [surface for surface in rates if surface.is_in(rate)]
-        for i, one in enumerate(within):
-            for other in within[:i]:
-                if _is_mixed(rate, one, other):
-                    kept.pop(one, None)
-                    kept.pop(other, None)
-    return kept
-
-
 def _is_mixed(rate: ca.MX, one: Surface, other: Surface) -> bool:
     """Whether the relations of one surface change how those of another one act; judged by samples."""
     corners = [one.on(a, other.on(b, [rate]))[0] for a, b in ((0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0))]
@@ -398,10 +429,10 @@ def _is_mixed(rate: ca.MX, one: Surface, other: Surface) -> bool:
         draw.choice((-1.0, 1.0), (n, SAMPLES)) * 10.0 ** draw.uniform(-1, 1, (n, SAMPLES))
         for n in (symbol.numel() for symbol in symbols)
     ]
-    (values,) = function.map(SAMPLES).call([ca.DM(sample) for sample in at])
-    values = np.array(values)[:, np.all(np.isfinite(values), axis=0)]
+    values = np.array(function.map(SAMPLES).call([ca.DM(sample) for sample in at])[0])
+    values = values[:, np.all(np.isfinite(values), axis=0)]
     differences = np.abs(values.T @ (1.0, -1.0, -1.0, 1.0))
-    return not values.size or bool(np.any(differences > MIXED * np.abs(values).max(axis=0)))
+    return values.shape[1] == 0 or bool(np.any(differences > MIXED * np.abs(values).max(axis=0)))
 
 
 def _eliminated(rows: list[dict[int, ca.MX]], rest: list[ca.MX]) -> list[ca.MX]:

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.sparse import issparse
 
 from dae_hybrid.codegen.kernels import Kernel
-from dae_hybrid.errors import ConsistencyError, GrazingError, NonFiniteError
+from dae_hybrid.errors import ConsistencyError, EventError, GrazingError, NonFiniteError
 from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.algebraic import (
     RANK_TOLERANCE,
@@ -219,6 +219,7 @@ class TransitionMap:
         if moved:
             entry = target.kernels["entry"](t, after, memory, p)
         if not (all_finite(after) and all_finite(memory)):
+            self._refuse_ambiguous(target, t, memory)
             raise NonFiniteError(
                 "The reset gives NaN or infinity.",
                 transition=self.name,
@@ -239,6 +240,23 @@ class TransitionMap:
                 remedy=f"Check the equations of the mode, at the values that the reset gives, for {SUSPECTS}.",
             )
         return StatePoint(after, memory, *entry), xi
+
+    def _refuse_ambiguous(self, target: ModeSystem, t: float, memory: Array) -> None:
+        """Refuse motion along the surface of a relation that is not determined: its status is NaN."""
+        relation = self.relation
+        if relation is None or relation.status is None or not math.isnan(memory[relation.status]):
+            return
+        leaves = relation.status == relation.entry
+        raise EventError(
+            f'The motion along the surface of "{relation.memory}" is not unique: '
+            + ("both sides lead away from it." if leaves else "it slides on another one whose relation multiplies it."),
+            transition=self.name,
+            mode=target.name,
+            time=t,
+            remedy="Say by a transition to which side it leaves."
+            if leaves
+            else "State the motion along both as a mode of its own, or the relations as sums.",
+        )
 
     def refuse_unmet(self, source: ModeSystem, t: float, before: StatePoint, p: Array, options: Options) -> None:
         """Refuse to fire if the conditions on pre-transition values do not hold to the accuracy of the state.

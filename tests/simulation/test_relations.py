@@ -511,13 +511,6 @@ def test_what_cannot_be_an_event_is_refused(name: str) -> None:
         line(rate).build(native=False)
 
 
-@pytest.mark.parametrize("native", [True, False])
-def test_sides_that_push_at_each_other_are_a_sliding_mode(native: bool) -> None:
-    system = line(lambda t, x, p, q: q * ca.if_else(x < p, 1, -1)).build(native=native)
-    with pytest.raises(dh.ChatteringError, match="sliding mode"):
-        dh.simulate(system, (0, 1))
-
-
 # -- constraints, algebraic variables, and what a transition needs of the equations after it ---------------------
 
 #: y = q phi(x - p), y' = z, x' = 1 with p = q = 1, 0 < t < 3: integral of (z - 3)^2, and its derivatives by (p, q)
