@@ -67,11 +67,6 @@ class Surface:
         """The memory of all relations."""
         return self.low | self.high
 
-    @property
-    def column(self) -> ca.MX:
-        """The memory of all relations in one column."""
-        return ca.vertcat(*self.memory.values())
-
     def at(self, share: ca.MX | float) -> list[ca.MX]:
         """Values of the relations: share 1 is below the surface, share 0 above it."""
         return [ca.MX(share)] * len(self.low) + [1 - ca.MX(share)] * len(self.high)
@@ -159,54 +154,48 @@ def _everywhere(model: HybridModel, motions: Mapping[str, _Motion], functional: 
 
 @dataclass
 class _Solved:
-    """What the equations of a mode are solved for: `flows` without derivatives of other variables, and unknowns."""
+    """What the equations of a mode are solved for, with the differential variables and their rates."""
 
-    flows: list[ca.MX]
+    flows: list[tuple[ca.MX, ca.MX]]
     equations: ca.MX
-    unknowns: ca.MX
-    values: ca.MX | None  # of the unknowns; None if the equations are not linear in them
+    unknowns: list[ca.MX]
+    values: list[ca.MX] | None  # of the unknowns; None if the equations are not linear in them
 
     @classmethod
     def of(cls, model: HybridModel, mode: Mode) -> _Solved:
         """Solve the equations."""
-        names = [name for name in mode.ode if name in model.rates]
-        *flows, equations = ca.substitute(
+        named = [name for name in mode.ode if name in model.rates]
+        *rates, equations = ca.substitute(
             [*mode.ode.values(), ca.vertcat(mode.residual, mode.algebraic)],
-            [model.rates[name] for name in names],
-            [mode.ode[name] for name in names],
+            [model.rates[name] for name in named],
+            [mode.ode[name] for name in named],
         )
-        of_modes = {s.__hash__() for s in ca.symvar(ca.veccat(*flows, equations, mode.constraint))}
-        symbols = [d.symbol for d in model.of_kind("algebraic")]
-        symbols += [rate for name, rate in model.rates.items() if name not in names]
-        unknowns = ca.vertcat(ca.MX(0, 1), *(s for s in symbols if s.__hash__() in of_modes))
-        n, values = unknowns.numel(), None
+        used = {s.__hash__() for s in ca.symvar(ca.veccat(*rates, equations, mode.constraint))}
+        implicit = {n: rate for n, rate in model.rates.items() if n not in mode.ode and rate.__hash__() in used}
+        every = dict(zip(mode.ode, rates, strict=True)) | implicit
+        flows = [(model.declarations[name].symbol, rate) for name, rate in every.items()]
+        algebraic = [d.symbol for d in model.of_kind("algebraic") if d.symbol.__hash__() in used]
+        unknowns = [*algebraic, *implicit.values()]
+        column, values = ca.vertcat(ca.MX(0, 1), *unknowns), None
+        is_square = 0 < column.numel() == equations.numel() <= MOST_SOLVED
         # a constraint determines unknowns by its derivatives
-        if (
-            0 < n == equations.numel() <= MOST_SOLVED
-            and not mode.constraint.numel()
-            and _is_affine(equations, unknowns)
-        ):
-            by = ca.jacobian(equations, unknowns)
-            a, b = ca.SX.sym("a", by.sparsity()), ca.SX.sym("b", n)
-            (at_zero,) = ca.substitute(
-                [equations], ca.symvar(unknowns), [ca.MX.zeros(s.shape) for s in ca.symvar(unknowns)]
-            )
-            (values,) = ca.Function("solved", [a, b], [ca.solve(a, b)]).call([by, -at_zero], True, False)
+        if is_square and not mode.constraint.numel() and _is_affine(equations, unknowns):
+            by = ca.jacobian(equations, column)
+            a, b = ca.SX.sym("a", by.sparsity()), ca.SX.sym("b", column.numel())
+            (rest,) = ca.substitute([equations], unknowns, [ca.MX.zeros(s.shape) for s in unknowns])
+            (found,) = ca.Function("solved", [a, b], [ca.solve(a, b)]).call([by, -rest], True, False)
+            values = ca.vertsplit(found, np.cumsum([0, *(s.numel() for s in unknowns)]).tolist())
         return cls(flows, equations, unknowns, values)
 
     def without_unknowns(self, rate: ca.MX) -> ca.MX | None:
         """A rate with the unknowns solved for; None if that is not possible."""
-        if not self.unknowns.numel() or not ca.depends_on(rate, self.unknowns):
+        if not self.unknowns or not ca.depends_on(rate, ca.vertcat(*self.unknowns)):
             return rate
-        if self.values is None:
-            return None
-        symbols = ca.symvar(self.unknowns)
-        parts = ca.vertsplit(self.values, [0, *np.cumsum([s.numel() for s in symbols]).tolist()])
-        return ca.substitute([rate], symbols, parts)[0]
+        return None if self.values is None else ca.substitute([rate], self.unknowns, self.values)[0]
 
     def is_mixed(self, surface: Surface) -> bool:
         """Whether relations multiply unknowns: a mean of the equations is then not that of the rates."""
-        return bool(self.unknowns.numel()) and surface.is_in(ca.jacobian(self.equations, self.unknowns))
+        return bool(self.unknowns) and surface.is_in(ca.jacobian(self.equations, ca.vertcat(*self.unknowns)))
 
 
 @dataclass(eq=False)
@@ -219,18 +208,16 @@ class _Motion:
     @classmethod
     def of(cls, model: HybridModel, mode: Mode, surfaces: Sequence[Surface]) -> _Motion:
         """Keep the surfaces whose rates depend on their own relations."""
-        given = [d.symbol for d in model.declarations.values() if d.kind in ("memory", "parameter") and not _jumps(d)]
-        states = {name: model.declarations[name].symbol for name in mode.ode}
-        known = {s.__hash__() for s in (model.time, *states.values(), *given)}
-        candidates = [s for s in surfaces if {symbol.__hash__() for symbol in ca.symvar(s.height)} <= known]
-        if not candidates:
-            return cls(mode, {})
         solved = _Solved.of(model, mode)
+        given = [d.symbol for d in model.declarations.values() if d.kind in ("memory", "parameter") and not _jumps(d)]
+        known = {s.__hash__() for s in (model.time, *(symbol for symbol, _ in solved.flows), *given)}
         rates: dict[Surface, ca.MX] = {}
-        for surface in candidates:
+        for surface in surfaces:
             symbols = {s.__hash__() for s in ca.symvar(surface.height)}
+            if not symbols <= known:
+                continue
             rate = ca.jtimes(surface.height, model.time, ca.MX(1))
-            for (_, symbol), flow in zip(states.items(), solved.flows, strict=True):
+            for symbol, flow in solved.flows:
                 if symbol.__hash__() in symbols:
                     rate += ca.jtimes(surface.height, symbol, flow)
             found = solved.without_unknowns(rate)
@@ -294,7 +281,7 @@ class _Motion:
         for surface, share in zip(surfaces, symbols, strict=True):
             if not surface.is_in(found):
                 continue
-            if _is_affine(found, surface.column):
+            if _is_affine(found, list(surface.memory.values())):
                 found = surface.held(share, found)
             else:
                 (above,), (below,) = surface.on(0.0, [found]), surface.on(1.0, [found])
@@ -321,7 +308,7 @@ class _Motion:
             for side in (0.0, 1.0):
                 (rate, *own) = surface.on(side, [self.rates[surface], *values])
                 found.append(self._blended(rate, others, symbols, own))
-        found = ca.cse(found)
+        found = ca.cse(found) if found else []
         return dict(zip(self.surfaces, zip(found[::2], found[1::2], strict=True), strict=True))
 
     def flipped(self, transition: Transition, entries: Layout) -> Transition:
@@ -400,11 +387,12 @@ def _jumps(declared: Declaration) -> bool:
     return declared.of is not None or (declared.signal is not None and declared.signal.kind == "previous")
 
 
-def _is_affine(expression: ca.MX, symbols: ca.MX) -> bool:
+def _is_affine(expression: ca.MX, symbols: Sequence[ca.MX]) -> bool:
     """Whether an expression is affine in symbols, which are no conditions in it: those have no derivatives."""
-    others = [s for s in ca.symvar(expression) if not ca.depends_on(symbols, s)]
+    own = {s.__hash__() for s in symbols}
+    others = [s for s in ca.symvar(expression) if s.__hash__() not in own]
     try:
-        function = ca.Function("affine", [symbols, *others], [expression]).expand()
+        function = ca.Function("affine", [*symbols, *others], [expression]).expand()
     except RuntimeError:  # functions that cannot be expanded
         return False
     depends: dict[int, bool] = {}
@@ -412,11 +400,15 @@ def _is_affine(expression: ca.MX, symbols: ca.MX) -> bool:
         op, into, out = function.instruction_id(k), function.instruction_input(k), function.instruction_output(k)
         if op == ca.OP_OUTPUT:
             continue
-        on = [op == ca.OP_INPUT and into[0] == 0] if op in (ca.OP_INPUT, ca.OP_CONST) else [depends[i] for i in into]
+        on = (
+            [op == ca.OP_INPUT and into[0] < len(symbols)]
+            if op in (ca.OP_INPUT, ca.OP_CONST)
+            else [depends[i] for i in into]
+        )
         if any(on) and (op in DECISIONS or (op == ca.OP_IF_ELSE_ZERO and on[0])):
             return False
         depends[out[0]] = any(on)
-    return bool(ca.is_linear(ca.vec(expression), symbols))
+    return bool(ca.is_linear(ca.vec(expression), ca.vertcat(*symbols)))
 
 
 def _is_mixed(rate: ca.MX, one: Surface, other: Surface) -> bool:

@@ -480,8 +480,8 @@ class HybridSystem(NotPicklable):
         for transition in self.transitions:
             if transition.relation is not None and transition.relation.entry != transition.relation.status:
                 kind = "kink" if transition.is_kink else "event"
-                kind += ", slides" * (transition.relation.status is not None)
-                own = lifted.setdefault(f"{kind}: {transition.relation.memory}", [])
+                slides = ", may slide" * (transition.relation.status is not None)
+                own = lifted.setdefault(f"{kind}: {transition.relation.memory}{slides}", [])
                 own += [name] if (name := self.modes[transition.source].name) not in own else []
         if lifted:
             tables.append([["relation", "in modes"], *([text, ", ".join(names)] for text, names in lifted.items())])

@@ -588,7 +588,7 @@ def undone(*, by_relation: bool) -> dh.HybridSystem:
         m.transition(go, up, guard=x - b, direction="falling", name="there")
     m.initial(go, {x: 1.0})
     m.functional("G", terminal=x)
-    return m.build()
+    return m.build(relations="cross")
 
 
 @pytest.mark.parametrize("by_relation", [True, False])

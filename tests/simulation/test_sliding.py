@@ -201,11 +201,11 @@ def test_prepared_and_batched_runs_slide() -> None:
 
 def test_describe_says_what_may_slide() -> None:
     text = block(native=False).describe()
-    assert "event, slides: v < 0" in text
+    assert "event: v < 0, may slide" in text
     m = dh.HybridModel("carrier")
     x, duty = m.differential("x"), m.parameter("duty", 0.4)
     m.initial(m.mode("run", ode={x: ca.if_else(ca.sin(m.time) < duty, 1, 0) - x}), {x: 0.0})
-    assert "slides" not in m.build(native=False).describe()  # the state does not move the surface
+    assert "slide" not in m.build(native=False).describe()  # the state does not move the surface
 
 
 # -- random systems ---------------------------------------------------------------------------------------------
