@@ -7,7 +7,7 @@ expression it is. Where the norm of a vector is zero, its direction jumps: so do
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -119,10 +119,12 @@ def _steep(run: Trajectory, t: float) -> tuple[list[str], list[str]]:
         alike = [own for own in motion.segments if own.mode.index == segment.mode.index]
         points = [(s.t_start, s.x_start, s.memory) for s in alike] + [(s.t_end, s.x_end, s.memory) for s in alike]
         sizes = np.abs([slopes.arguments(*point, run.parameters)[0] for point in points])
-        try:
-            x = motion.at(index, np.array([t]))[0]
-        except DaeHybridError:
-            x = segment.x_start if t - segment.t_start < segment.t_end - t else segment.x_end
+        times = np.array([segment.t_start, *segment.t, segment.t_end])
+        nearest = int(np.abs(times - t).argmin())
+        x = [segment.x_start, *segment.values, segment.x_end][nearest]
+        if segment.path is not None and times[nearest] != t:  # others would have to be integrated again
+            with suppress(DaeHybridError):
+                x = motion.at(index, np.array([t]))[0]
         here = np.abs(slopes.arguments(t, x, segment.memory, run.parameters)[0])
         for i in np.flatnonzero(here <= ZERO_SHARE * np.nanmax(sizes, axis=0)).tolist():
             (norms if slopes.are_norms[i] else others).append(slopes.texts[i])
