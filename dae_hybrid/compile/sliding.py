@@ -25,10 +25,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import casadi as ca
 import numpy as np
+from scipy.sparse.csgraph import connected_components
 
+from dae_hybrid.errors import ModelError
 from dae_hybrid.layout import Layout
 from dae_hybrid.statement.declarations import Declaration, Functional, Mode, Relation, Transition
 from dae_hybrid.statement.discontinuous_nodes import ALL
@@ -42,8 +45,8 @@ CROSSES, SLIDES, ABOVE, BELOW = 0.0, 1.0, 2.0, 3.0
 AWAY = 1.0
 #: operations that decide by their arguments
 DECISIONS = ALL - {ca.OP_IF_ELSE_ZERO}
-#: largest number of unknowns that are solved for symbolically
-MOST_SOLVED = 16
+#: largest numbers of unknowns that are solved for symbolically, of surfaces of a mode, and of those that slide together
+MOST_SOLVED, MOST_SURFACES, MOST_TOGETHER = 16, 100, 4
 #: points at which rates are compared, and the share of them within which they are equal
 SAMPLES, MIXED = 64, 1e-9
 
@@ -67,20 +70,9 @@ class Surface:
         """The memory of all relations."""
         return self.low | self.high
 
-    def at(self, share: ca.MX | float) -> list[ca.MX]:
+    def at(self, share: Any) -> list[Any]:
         """Values of the relations: share 1 is below the surface, share 0 above it."""
-        return [ca.MX(share)] * len(self.low) + [1 - ca.MX(share)] * len(self.high)
-
-    def on(self, share: ca.MX | float, expressions: Sequence[ca.MX]) -> list[ca.MX]:
-        """Expressions at a share, whatever the memory says."""
-        found: list[ca.MX] = ca.substitute(list(expressions), list(self.memory.values()), self.at(share))
-        return found
-
-    def held(self, share: ca.MX | float, expression: ca.MX) -> ca.MX:
-        """An expression at a share while the motion slides, else at the memory."""
-        own = list(self.memory.values())
-        values = [ca.if_else(self.status == SLIDES, a, m) for a, m in zip(self.at(share), own, strict=True)]
-        return ca.substitute([expression], own, values)[0]
+        return [share] * len(self.low) + [1 - share] * len(self.high)
 
     def is_in(self, expression: ca.MX) -> bool:
         """Whether an expression depends on its relations."""
@@ -140,7 +132,7 @@ def _everywhere(model: HybridModel, motions: Mapping[str, _Motion], functional: 
         result = expression
         for name, motion in motions.items():
             if any(surface.is_in(expression) for surface in motion.surfaces):
-                moved = motion.blended(expression)
+                (moved,) = motion.blended([expression])
                 if len(motions) == 1:
                     return moved
                 active = model.indicators.setdefault(name, ca.MX.sym(f"active({name})"))
@@ -198,135 +190,241 @@ class _Solved:
         return bool(self.unknowns) and surface.is_in(ca.jacobian(self.equations, ca.vertcat(*self.unknowns)))
 
 
+class _Scalars:
+    """Symbols of a model, and scalar ones that stand for them."""
+
+    def __init__(self) -> None:
+        self.symbols: dict[int, tuple[ca.MX, ca.SX]] = {}
+
+    def of(self, symbol: ca.MX) -> ca.SX:
+        """The scalar symbols of a symbol."""
+        key = symbol.__hash__()
+        if key not in self.symbols:
+            self.symbols[key] = symbol, ca.SX.sym(symbol.name(), symbol.shape)
+        return self.symbols[key][1]
+
+    def expanded(self, expressions: Sequence[ca.MX]) -> list[ca.SX]:
+        """Expressions in scalar symbols.
+
+        Raises
+        ------
+        RuntimeError
+            They call functions that cannot be expanded.
+        """
+        symbols = ca.symvar(ca.veccat(*expressions))
+        function = ca.Function("scalars", symbols, list(expressions)).expand()
+        found: list[ca.SX] = function.call([self.of(symbol) for symbol in symbols], True, False)
+        return found
+
+    def restored(self, expressions: Sequence[ca.SX]) -> list[ca.MX]:
+        """Expressions in the symbols of the model."""
+        symbols, scalars = zip(*self.symbols.values(), strict=True)
+        found: list[ca.MX] = ca.Function("motion", scalars, ca.cse(list(expressions))).call(symbols, True, False)
+        return found
+
+
 @dataclass(eq=False)
 class _Motion:
     """The motion of a mode, on the surfaces on which it may slide, with the rates of their heights."""
 
     mode: Mode
-    rates: dict[Surface, ca.MX]
+    surfaces: list[Surface]
+    rates: list[ca.SX]
+    scalars: _Scalars
 
     @classmethod
     def of(cls, model: HybridModel, mode: Mode, surfaces: Sequence[Surface]) -> _Motion:
         """Keep the surfaces whose rates depend on their own relations."""
+        scalars = _Scalars()
+        if not surfaces:
+            return cls(mode, [], [], scalars)
         solved = _Solved.of(model, mode)
         given = [d.symbol for d in model.declarations.values() if d.kind in ("memory", "parameter") and not _jumps(d)]
         known = {s.__hash__() for s in (model.time, *(symbol for symbol, _ in solved.flows), *given)}
-        rates: dict[Surface, ca.MX] = {}
+        found: dict[Surface, ca.MX] = {}
         for surface in surfaces:
             symbols = {s.__hash__() for s in ca.symvar(surface.height)}
-            if not symbols <= known:
+            if not symbols <= known or solved.is_mixed(surface):
                 continue
             rate = ca.jtimes(surface.height, model.time, ca.MX(1))
             for symbol, flow in solved.flows:
                 if symbol.__hash__() in symbols:
                     rate += ca.jtimes(surface.height, symbol, flow)
-            found = solved.without_unknowns(rate)
-            if found is not None and surface.is_in(found) and not solved.is_mixed(surface):
-                rates[surface] = found
-        return cls(mode, rates)
-
-    def _mixed(self, surface: Surface) -> list[Surface]:
-        """The other surfaces whose relations multiply those of a surface in rates: no linear system holds both."""
-        found = []
-        for other in self.surfaces:
-            both = [rate for rate in self.rates.values() if surface.is_in(rate) and other.is_in(rate)]
-            if other is not surface and any(_is_mixed(rate, surface, other) for rate in both):
-                found.append(other)
-        return found
-
-    @property
-    def surfaces(self) -> list[Surface]:
-        """The surfaces on which it may slide."""
-        return list(self.rates)
-
-    @cached_property
-    def _shares(self) -> list[ca.MX]:
-        """Symbols of the shares."""
-        return [ca.MX.sym(f"share{i}") for i in range(len(self.surfaces))]
-
-    @cached_property
-    def _values(self) -> list[ca.MX]:
-        """The shares at which the heights of all surfaces stay zero that slide."""
-        return self._solved(self.surfaces)
-
-    def _solved(self, surfaces: Sequence[Surface]) -> list[ca.MX]:
-        """Shares of surfaces; the motion slides on none of the others."""
-
-        def rate_of(surface: Surface, below: Surface | None) -> ca.MX:
-            rate = self.rates[surface]
-            for other in surfaces:
-                rate = other.held(1.0 if other is below else 0.0, rate)
-            return rate
-
-        rows, rest = [], []
-        for i, own in enumerate(surfaces):
-            above, row, slides = rate_of(own, None), {}, own.status == SLIDES
-            for j, other in enumerate(surfaces):
-                if other.is_in(self.rates[own]):
-                    both = slides if i == j else ca.logic_and(slides, other.status == SLIDES)
-                    row[j] = ca.if_else(both, rate_of(own, other) - above, float(i == j))
-            rows.append(row)
-            rest.append(ca.if_else(slides, -above, 0.0))
-        return _eliminated(rows, rest)
-
-    def blended(self, expression: ca.MX) -> ca.MX:
-        """An expression whose relations have their shares while the motion slides."""
-        return self._blended(expression, self.surfaces, self._shares, self._values)
+            reduced = solved.without_unknowns(rate)
+            if reduced is not None and surface.is_in(reduced):
+                found[surface] = reduced
+        if not found or len(found) > MOST_SURFACES:
+            return cls(mode, [], [], scalars)
+        try:
+            rates = scalars.expanded(list(found.values()))
+        except RuntimeError:
+            return cls(mode, [], [], scalars)
+        kept = [(s, rate) for s, rate in zip(found, rates, strict=True) if _is_in(rate, cls._own(scalars, s))]
+        return cls(mode, [s for s, _ in kept], [rate for _, rate in kept], scalars)
 
     @staticmethod
-    def _blended(
-        expression: ca.MX, surfaces: Sequence[Surface], symbols: Sequence[ca.MX], values: Sequence[ca.MX]
-    ) -> ca.MX:
-        found = expression
-        for surface, share in zip(surfaces, symbols, strict=True):
-            if not surface.is_in(found):
-                continue
-            if _is_affine(found, list(surface.memory.values())):
-                found = surface.held(share, found)
+    def _own(scalars: _Scalars, surface: Surface) -> list[ca.SX]:
+        return [scalars.of(symbol) for symbol in surface.memory.values()]
+
+    def own(self, i: int) -> list[ca.SX]:
+        """The memory of the relations of a surface."""
+        return self._own(self.scalars, self.surfaces[i])
+
+    def slides(self, i: int) -> ca.SX:
+        """Whether the motion slides on a surface."""
+        return self.scalars.of(self.surfaces[i].status) == SLIDES
+
+    @cached_property
+    def _groups(self) -> tuple[list[list[int]], list[set[int]]]:
+        """Surfaces that may slide together, and for each surface those beside which it must not slide.
+
+        The first act on each other by sums; the others by products, or too many do.
+        """
+        n = len(self.surfaces)
+        by = np.array([[_is_in(rate, self.own(j)) for j in range(n)] for rate in self.rates]).reshape(n, n)
+        count, labels = connected_components(by, directed=False)
+        groups, rivals = list[list[int]](), [set[int]() for _ in range(n)]
+        for label in range(count):
+            members = np.flatnonzero(labels == label).tolist()
+            pairs = [(i, j) for i in members for j in members if i < j]
+            if len(members) > MOST_TOGETHER or any(self._is_mixed(i, j) for i, j in pairs):
+                groups += [[i] for i in members]
+                for i in members:
+                    rivals[i] = {*members} - {i}
             else:
-                (above,), (below,) = surface.on(0.0, [found]), surface.on(1.0, [found])
-                found = ca.if_else(surface.status == SLIDES, above + share * (below - above), found)
-        return ca.substitute([found], list(symbols), list(values))[0] if surfaces else found
+                groups.append(members)
+        return groups, rivals
+
+    def _is_mixed(self, one: int, other: int) -> bool:
+        """Whether the relations of one surface change how those of another one act; judged by samples."""
+        own = [*self.own(one), *self.own(other)]
+        corners = [
+            ca.substitute([rate], own, [ca.SX(v) for v in (*self.surfaces[one].at(a), *self.surfaces[other].at(b))])[0]
+            for rate in self.rates
+            if _is_in(rate, self.own(one)) and _is_in(rate, self.own(other))
+            for a, b in ((0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0))
+        ]
+        if not corners:
+            return False
+        column = ca.vertcat(*corners)
+        symbols, draw = ca.symvar(column), np.random.default_rng(0)
+        signs, sizes = draw.choice((-1.0, 1.0), (len(symbols), SAMPLES)), draw.uniform(-1, 1, (len(symbols), SAMPLES))
+        function = ca.Function("corners", [ca.vertcat(*symbols)], [column])
+        values = np.array(function.map(SAMPLES)(signs * 10.0**sizes)).reshape(-1, 4, SAMPLES)
+        values = values[:, :, np.all(np.isfinite(values), axis=(0, 1))]
+        differences = np.abs(np.einsum("ijk,j->ik", values, (1.0, -1.0, -1.0, 1.0)))
+        return values.shape[2] == 0 or bool(np.any(differences > MIXED * np.abs(values).max(axis=1)))
+
+    @cached_property
+    def _solved(self) -> list[tuple[ca.SX, ca.SX]]:
+        """The share of each surface at which its height stays zero, and how its rate falls from below to above."""
+        found = [(ca.SX(0), ca.SX(1))] * len(self.surfaces)
+        for group in self._groups[0]:
+            rows, rest, falls = [], [], []
+            for place, i in enumerate(group):
+                above, row = self._held(i, group, None), dict[int, ca.SX]()
+                for k, j in enumerate(group):
+                    if _is_in(self.rates[i], self.own(j)):
+                        both = self.slides(i) if i == j else ca.logic_and(self.slides(i), self.slides(j))
+                        by = self._held(i, group, j) - above
+                        row[k] = ca.if_else(both, by, float(place == k))
+                        if i == j:
+                            falls.append(by)
+                rows.append(row)
+                rest.append(ca.if_else(self.slides(i), -above, 0.0))
+            for i, share, fall in zip(group, _eliminated(rows, rest), falls, strict=True):
+                found[i] = share, fall
+        return found
+
+    def _held(self, i: int, group: Sequence[int], below: int | None) -> ca.SX:
+        """A rate above all surfaces of a group on which the motion slides, but below one."""
+        old, new = list[ca.SX](), list[ca.SX]()
+        for j in group:
+            values = self.surfaces[j].at(float(j == below))
+            old += self.own(j)
+            new += [ca.if_else(self.slides(j), a, m) for a, m in zip(values, self.own(j), strict=True)]
+        rate: ca.SX = ca.substitute([self.rates[i]], old, new)[0]
+        return rate
+
+    def _blend(self, entry: ca.SX, shares: Mapping[int, ca.SX]) -> ca.SX:
+        """A scalar expression whose relations have their shares while the motion slides."""
+        for i, share in shares.items():
+            own, slides = self.own(i), self.slides(i)
+            if not _is_in(entry, own):
+                continue
+            if _is_affine(entry, own):
+                values = [ca.if_else(slides, a, m) for a, m in zip(self.surfaces[i].at(share), own, strict=True)]
+                (entry,) = ca.substitute([entry], own, values)
+            else:
+                above, below = (
+                    ca.substitute([entry], own, [ca.SX(v) for v in self.surfaces[i].at(side)])[0] for side in (0.0, 1.0)
+                )
+                entry = ca.if_else(slides, above + share * (below - above), entry)
+        return entry
+
+    def blended(self, expressions: Sequence[ca.MX]) -> list[ca.MX]:
+        """Expressions whose relations have their shares while the motion slides."""
+        places = [k for k, e in enumerate(expressions) if any(surface.is_in(e) for surface in self.surfaces)]
+        if not places:
+            return list(expressions)
+        symbols = {i: ca.SX.sym(f"share{i}") for i in range(len(self.surfaces))}
+        try:
+            columns = self.scalars.expanded([expressions[k] for k in places])
+        except RuntimeError:
+            raise ModelError(
+                "A relation on whose surface the motion may slide is in an expression with a function that cannot be "
+                "expanded.",
+                mode=self.mode.name,
+                remedy="Write the function in CasADi's operations, or build(relations='cross').",
+            ) from None
+        for k, column in enumerate(columns):
+            entries = ca.vertsplit(ca.vec(ca.densify(column)))
+            columns[k] = ca.reshape(ca.vertcat(*(self._blend(e, symbols) for e in entries)), column.shape)
+        columns = ca.substitute(columns, list(symbols.values()), [share for share, _ in self._solved])
+        found = list(expressions)
+        for k, new in zip(places, self.scalars.restored(columns), strict=True):
+            found[k] = new
+        return found
 
     def moved(self) -> Mode:
         """The mode."""
-        if not self.rates:
-            return self.mode
         mode = self.mode
-        stated = [*mode.ode.values(), mode.residual, mode.algebraic]
-        *flows, residual, algebraic = ca.cse([self.blended(e) for e in stated])
+        if not self.surfaces:
+            return mode
+        *flows, residual, algebraic = self.blended([*mode.ode.values(), mode.residual, mode.algebraic])
         ode = dict(zip(mode.ode, flows, strict=True))
         return replace(mode, ode=ode, residual=residual, algebraic=algebraic)
 
     @cached_property
-    def _sides(self) -> dict[Surface, tuple[ca.MX, ca.MX]]:
-        """The rates of the heights above and below their surfaces; on the others the motion slides as it does."""
-        found: list[ca.MX] = []
-        for surface in self.surfaces:
-            others = [other for other in self.surfaces if other is not surface]
-            symbols, values = self._shares[: len(others)], self._solved(others)
+    def _sides(self) -> list[tuple[ca.MX, ca.MX, ca.MX, ca.MX]]:
+        """The rates of the heights above and below their surfaces, while the motion does not slide on them.
+
+        And, while it does, two values that are positive, and zero where it leaves to above and below.
+        """
+        shares, found = {i: share for i, (share, _) in enumerate(self._solved)}, list[ca.SX]()
+        for i, (rate, (share, fall)) in enumerate(zip(self.rates, self._solved, strict=True)):
+            moved = self._blend(rate, shares)
             for side in (0.0, 1.0):
-                (rate, *own) = surface.on(side, [self.rates[surface], *values])
-                found.append(self._blended(rate, others, symbols, own))
-        found = ca.cse(found) if found else []
-        return dict(zip(self.surfaces, zip(found[::2], found[1::2], strict=True), strict=True))
+                found += ca.substitute([moved], self.own(i), [ca.SX(v) for v in self.surfaces[i].at(side)])
+            found += [fall * share, fall * (1 - share)]
+        values = self.scalars.restored(found) if found else []
+        return [(values[k], values[k + 1], values[k + 2], values[k + 3]) for k in range(0, len(values), 4)]
 
     def flipped(self, transition: Transition, entries: Layout) -> Transition:
         """A transition that changes a relation: where both sides drive the state to its surface, it slides."""
         assert transition.relation is not None
-        surface = next((s for s in self.surfaces if transition.relation.memory in s.memory), None)
-        guard = self.blended(transition.trigger.expression)
-        if surface is None:
+        own = [i for i, s in enumerate(self.surfaces) if transition.relation.memory in s.memory]
+        (guard,) = self.blended([transition.trigger.expression])
+        if not own:
             return replace(transition, trigger=StateTrigger(guard))
-        above, below = self._sides[surface]
+        surface, (above, below, _, _) = self.surfaces[own[0]], self._sides[own[0]]
         slides = ca.MX(SLIDES)
-        for other in self._mixed(surface):
-            slides = ca.if_else(other.status == SLIDES, math.nan, slides)
+        for i in self._groups[1][own[0]]:
+            slides = ca.if_else(self.surfaces[i].status == SLIDES, math.nan, slides)
         status = ca.if_else(ca.logic_and(above < 0, below > 0), slides, CROSSES)
-        guard = ca.if_else(surface.status == CROSSES, transition.trigger.expression, AWAY)
         return replace(
             transition,
-            trigger=StateTrigger(guard),
+            trigger=StateTrigger(ca.if_else(surface.status == CROSSES, transition.trigger.expression, AWAY)),
             memory=transition.memory | {surface.name: status},
             relation=replace(transition.relation, status=entries[surface.name].start),
         )
@@ -335,13 +433,13 @@ class _Motion:
         """A transition of the model: the motion goes on sliding if it leaves the height as it is."""
         found = transition
         if found.guard is not None and any(surface.is_in(found.guard) for surface in self.surfaces):
-            found = replace(found, trigger=StateTrigger(self.blended(found.guard)))
+            found = replace(found, trigger=StateTrigger(*self.blended([found.guard])))
         if found.target is None:
             return found
         memory, updates = dict(found.memory), found.reset | found.memory
         is_solved = bool(found.equations.numel() or found.project)
         for surface in self.surfaces:
-            if surface not in motions[found.target.name].rates:
+            if surface not in motions[found.target.name].surfaces:
                 memory[surface.name] = ca.MX(CROSSES)
                 continue
             symbols = {s.name() for s in ca.symvar(surface.height)}
@@ -363,16 +461,16 @@ class _Motion:
     def exits(self, mode: Mode, entries: Layout) -> Iterator[Transition]:
         """Yield the transitions by which the motion leaves its surfaces, and is free to meet them again."""
         none: dict[str, ca.MX] = {}
-        for surface, (above, below) in self._sides.items():
+        for surface, (above, below, from_above, from_below) in zip(self.surfaces, self._sides, strict=True):
             entry, slides = entries[surface.name].start, surface.status == SLIDES
-            for side, inward, outward, status, word in (
-                (0.0, -above, -below, ABOVE, "false"),
-                (1.0, below, above, BELOW, "true"),
+            for side, outward, stays, other, status, word in (
+                (0.0, above, from_above, from_below, ABOVE, "false"),
+                (1.0, -below, from_below, from_above, BELOW, "true"),
             ):
-                guard = ca.if_else(slides, inward, ca.if_else(surface.status == status, -inward, AWAY))
-                values = dict(zip(surface.memory, surface.at(side), strict=True))
+                guard = ca.if_else(slides, stays, ca.if_else(surface.status == status, outward, AWAY))
+                values = dict(zip(surface.memory, map(ca.MX, surface.at(side)), strict=True))
                 # where both sides lead away, which a transition has brought about, the motion is not unique
-                leaves = ca.if_else(outward > 0, math.nan, status)
+                leaves = ca.if_else(other < 0, math.nan, status)
                 values[surface.name] = ca.if_else(slides, leaves, CROSSES)
                 # a kink: the rates are those of the side that is entered
                 relation = Relation(surface.text, entry, True, True, True, (1, 1, 1), ca.MX(AWAY), entry)
@@ -387,10 +485,17 @@ def _jumps(declared: Declaration) -> bool:
     return declared.of is not None or (declared.signal is not None and declared.signal.kind == "previous")
 
 
-def _is_affine(expression: ca.MX, symbols: Sequence[ca.MX]) -> bool:
+def _is_in(entry: ca.SX, symbols: Sequence[ca.SX]) -> bool:
+    own = {symbol.element_hash() for symbol in symbols}
+    return not own.isdisjoint(symbol.element_hash() for symbol in ca.symvar(entry))
+
+
+def _is_affine(expression: Any, symbols: Sequence[Any]) -> bool:
     """Whether an expression is affine in symbols, which are no conditions in it: those have no derivatives."""
-    own = {s.__hash__() for s in symbols}
-    others = [s for s in ca.symvar(expression) if s.__hash__() not in own]
+    own = {s.__hash__() if isinstance(s, ca.MX) else s.element_hash() for s in symbols}
+    others = [
+        s for s in ca.symvar(expression) if (s.__hash__() if isinstance(s, ca.MX) else s.element_hash()) not in own
+    ]
     try:
         function = ca.Function("affine", [*symbols, *others], [expression]).expand()
     except RuntimeError:  # functions that cannot be expanded
@@ -411,23 +516,7 @@ def _is_affine(expression: ca.MX, symbols: Sequence[ca.MX]) -> bool:
     return bool(ca.is_linear(ca.vec(expression), ca.vertcat(*symbols)))
 
 
-def _is_mixed(rate: ca.MX, one: Surface, other: Surface) -> bool:
-    """Whether the relations of one surface change how those of another one act; judged by samples."""
-    corners = [one.on(a, other.on(b, [rate]))[0] for a, b in ((0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0))]
-    symbols = ca.symvar(ca.vertcat(*corners))
-    function = ca.Function("corners", symbols, [ca.vertcat(*corners)])
-    draw = np.random.default_rng(0)
-    at = [
-        draw.choice((-1.0, 1.0), (n, SAMPLES)) * 10.0 ** draw.uniform(-1, 1, (n, SAMPLES))
-        for n in (symbol.numel() for symbol in symbols)
-    ]
-    values = np.array(function.map(SAMPLES).call([ca.DM(sample) for sample in at])[0])
-    values = values[:, np.all(np.isfinite(values), axis=0)]
-    differences = np.abs(values.T @ (1.0, -1.0, -1.0, 1.0))
-    return values.shape[1] == 0 or bool(np.any(differences > MIXED * np.abs(values).max(axis=0)))
-
-
-def _eliminated(rows: list[dict[int, ca.MX]], rest: list[ca.MX]) -> list[ca.MX]:
+def _eliminated(rows: list[dict[int, ca.SX]], rest: list[ca.SX]) -> list[ca.SX]:
     """Solve a linear system by Gaussian elimination without a search for pivots."""
     n = len(rows)
     for k in range(n):
@@ -437,7 +526,7 @@ def _eliminated(rows: list[dict[int, ca.MX]], rest: list[ca.MX]) -> list[ca.MX]:
             factor = rows[i].pop(k) / rows[k][k]
             for j, entry in rows[k].items():
                 if j > k:
-                    rows[i][j] = rows[i].get(j, ca.MX(0)) - factor * entry
+                    rows[i][j] = rows[i].get(j, ca.SX(0)) - factor * entry
             rest[i] = rest[i] - factor * rest[k]
     for i in reversed(range(n)):
         for j in range(i + 1, n):

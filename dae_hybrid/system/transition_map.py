@@ -249,7 +249,7 @@ class TransitionMap:
         leaves = relation.status == relation.entry
         raise EventError(
             f'The motion along the surface of "{relation.memory}" is not unique: '
-            + ("both sides lead away from it." if leaves else "it slides on another one whose relation multiplies it."),
+            + ("both sides lead away from it." if leaves else "it slides on another one, and each acts on the other."),
             transition=self.name,
             mode=target.name,
             time=t,

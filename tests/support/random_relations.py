@@ -430,7 +430,8 @@ def _judge(drawn: Drawn, rtol: float, way: dict[str, Any], native: bool) -> tupl
         return f"{'refused' if known else 'needless'}: {type(error).__name__}: {error}"
 
     try:
-        system = declare(drawn.statement, native=native)
+        # the reference does not slide
+        system = declare(drawn.statement, native=native, relations="cross" if drawn.base is None else "slide")
         stage = "simulate"
         found = float(dh.simulate(system, span, **options).functionals["G"])
         if drawn.base is None:
