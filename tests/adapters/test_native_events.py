@@ -274,7 +274,10 @@ def test_a_relation_that_slides_after_an_event_is_refused() -> None:
     run = m.mode("run", ode={x: drive, y: 0.8 * np.sin(0.9 * t + x) - y + ca.if_else(low, 0.4, -0.2)})
     m.initial(run, {x: 0.15, y: 0.0})
     m.functional("G", terminal=x)
-    system = m.build()
+    slides = [dh.adjoint_gradient(m.build(), (0, 3), "G", native_events=native, **TIGHT) for native in (True, False)]
+    assert '"y < k" slides' in [event.transition for event in slides[0].trajectory.events]
+    assert slides[0].gradient == pytest.approx(slides[1].gradient, rel=1e-6)
+    system = m.build(relations="cross")
     for native in (True, False):
         with pytest.raises(dh.ChatteringError, match="point at each other") as error:
             dh.simulate(system, (0, 3), native_events=native, **TIGHT)
