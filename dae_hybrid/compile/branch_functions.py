@@ -34,7 +34,9 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) ->
             transitions[i] = found
             if _is_permit(stated, name, found[0]):
                 permits.add(i)
-    measured = [(f.name, when, value) for f in functionals for when, value in f.at_times]
+    # where the motion slides, they have the share of a relation
+    at_instants = model.functionals.values()
+    measured = [(f.name, when, value) for f in at_instants for when, value in f.at_times]
     evaluated = unsmooth({i: [value] for i, (_, _, value) in enumerate(measured)})
     measurements = {
         i: _measured(
@@ -45,7 +47,7 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) ->
     }
     ends, constants, equations, called, slopes, directions, quiet = {}, {}, {}, {}, {}, {}, set[int]()
     at_end = fixed if any(t.target is None for t in stated.transitions.values()) else fixed | time
-    terminal = [f.terminal for f in functionals if f.terminal is not None]
+    terminal = [f.terminal for f in at_instants if f.terminal is not None]
     integrands = [f.integrand for f in functionals if f.integrand is not None]
     measured_when = [when for _, when, _ in measured if not when.is_constant() and ca.symvar(when)]
     for i, name in enumerate(builders.names):

@@ -73,7 +73,7 @@ def with_relations(model: HybridModel, *, kinks: bool, slides: bool) -> tuple[Hy
     for mode in modes.values():
         for transition in lifting.transitions(mode, found.transitions):
             found.transitions[transition.name] = transition
-    return with_sliding(found, lifting.surfaces()) if slides else found, spared
+    return with_sliding(found, lifting.surfaces(), lifting.by_switches) if slides else found, spared
 
 
 def _stated(model: HybridModel) -> dict[Any, list[ca.MX]]:
@@ -202,6 +202,25 @@ class _Lifting:
         found.refuse_rest()
         self.spared.update(dict.fromkeys(found.spared))
         return found.expressions
+
+    def by_switches(self, expression: ca.MX) -> ca.MX:
+        """An expression that is evaluated at an instant, by the switches of its relations, as far as there are any."""
+        if are_smooth([expression]):
+            return expression
+        found = Discontinuities("a value at an instant", [expression], self.moving)
+        while nodes := found.innermost(JUMPS):
+            replaced = []
+            for node in nodes:
+                own = [node.entry(i) for i in range(node.size)]
+                if all(entry.key in self.switches for entry in own):
+                    values = [entry.by(self.switches[entry.key].symbol) for entry in own]
+                    replaced.append(
+                        (node, values[0] if node.size == 1 else ca.reshape(ca.vertcat(*values), node.shape))
+                    )
+                else:
+                    replaced.append((node, found.hidden(node)))
+            found.replace(replaced)
+        return found.expressions[0]
 
     def _replacement(self, node: Node, used: dict[str, None], *, sharp: bool) -> ca.MX:
         """The expression that replaces a node, entry by entry for a vector."""
@@ -349,7 +368,14 @@ class _Lifting:
 
     def surfaces(self) -> list[Surface]:
         """The surfaces of the relations, with all that change there."""
-        relations = [switch for switch in self.switches.values() if switch.is_relation]
+        jumping = {switch.symbol.__hash__() for switch in self.switches.values() if not switch.is_kink}
+        relations = [
+            switch
+            for switch in self.switches.values()
+            # the height of no other may jump where the motion slides
+            if switch.is_relation
+            and {s.__hash__() for s in ca.symvar(switch.changes[0][0])} & jumping <= {switch.symbol.__hash__()}
+        ]
         heights = [ca.substitute([s.changes[0][0]], [s.symbol], [ca.MX(0)])[0] for s in relations]
         found: dict[tuple[float, ...], Surface] = {}
         for switch, height, place in zip(relations, heights, places(heights), strict=True):

@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import casadi as ca
@@ -91,10 +91,11 @@ def places(heights: Sequence[ca.MX]) -> list[tuple[float, ...]]:
     return [tuple(float(f"{value:.10g}") for value in row) for row in values]
 
 
-def with_sliding(model: HybridModel, surfaces: Sequence[Surface]) -> HybridModel:
+def with_sliding(model: HybridModel, surfaces: Sequence[Surface], by_switches: Callable[[ca.MX], ca.MX]) -> HybridModel:
     """Return the model with sliding motion on the surfaces on which its modes allow it.
 
-    The relations of `model` are memory, which transitions change.
+    The relations of `model` are memory, which transitions change, except at instants: there `by_switches` gives an
+    expression with that memory.
     """
     motions = {name: _Motion.of(model, mode, surfaces) for name, mode in model.modes.items()}
     used = {surface: None for motion in motions.values() for surface in motion.surfaces}
@@ -109,12 +110,12 @@ def with_sliding(model: HybridModel, surfaces: Sequence[Surface]) -> HybridModel
         )
     entries = Layout.of((d.name, d.size) for d in found.declarations.values() if d.kind == "memory")
     modes = found.modes = {name: motion.moved() for name, motion in motions.items()}
-    found.functionals = {name: _everywhere(model, motions, f) for name, f in model.functionals.items()}
+    found.functionals = {name: _everywhere(model, motions, f, by_switches) for name, f in model.functionals.items()}
     found.transitions = {}
     for name, t in model.transitions.items():
         own = motions[t.source.name]
         target = None if t.target is None else modes[t.target.name]
-        changed = own.flipped(t, entries) if t.relation is not None else own.left(t, motions)
+        changed = own.flipped(t, entries) if t.relation is not None else own.left(t, motions, model)
         found.transitions[name] = replace(changed, sources=(modes[t.source.name],), target=target)
     for name, motion in motions.items():
         for exit_ in motion.exits(modes[name], entries):
@@ -125,23 +126,37 @@ def with_sliding(model: HybridModel, surfaces: Sequence[Surface]) -> HybridModel
     return found
 
 
-def _everywhere(model: HybridModel, motions: Mapping[str, _Motion], functional: Functional) -> Functional:
+def _everywhere(
+    model: HybridModel, motions: Mapping[str, _Motion], functional: Functional, by_switches: Callable[[ca.MX], ca.MX]
+) -> Functional:
     """The functional, whose expressions are evaluated in every mode."""
 
-    def changed(expression: ca.MX) -> ca.MX:
-        result = expression
+    def changed(expression: ca.MX, otherwise: ca.MX | None = None) -> ca.MX:
+        result = expression if otherwise is None else otherwise
         for name, motion in motions.items():
-            if any(surface.is_in(expression) for surface in motion.surfaces):
-                (moved,) = motion.blended([expression])
-                if len(motions) == 1:
-                    return moved
-                active = model.indicators.setdefault(name, ca.MX.sym(f"active({name})"))
-                result = ca.if_else(active, moved, result)
+            own = [surface.status == SLIDES for surface in motion.surfaces if surface.is_in(expression)]
+            if not own:
+                continue
+            (moved,) = motion.blended([expression])
+            if otherwise is not None:
+                moved = ca.if_else(reduce(ca.logic_or, own), moved, otherwise)
+            if len(motions) == 1:
+                return moved
+            active = model.indicators.setdefault(name, ca.MX.sym(f"active({name})"))
+            result = ca.if_else(active, moved, result)
         return result
 
-    peaks = tuple(replace(peak, watched=changed(peak.watched)) for peak in functional.peaks)
-    integrand = None if functional.integrand is None else changed(functional.integrand)
-    return replace(functional, integrand=integrand, peaks=peaks)
+    def at_instant(expression: ca.MX) -> ca.MX:
+        return changed(by_switches(expression), expression)
+
+    return replace(
+        functional,
+        integrand=None if functional.integrand is None else changed(functional.integrand),
+        terminal=None if functional.terminal is None else at_instant(functional.terminal),
+        at_times=tuple((when, at_instant(value)) for when, value in functional.at_times),
+        series=tuple(replace(series, value=at_instant(series.value)) for series in functional.series),
+        peaks=tuple(replace(peak, watched=changed(peak.watched)) for peak in functional.peaks),
+    )
 
 
 @dataclass
@@ -429,7 +444,7 @@ class _Motion:
             relation=replace(transition.relation, status=entries[surface.name].start),
         )
 
-    def left(self, transition: Transition, motions: Mapping[str, _Motion]) -> Transition:
+    def left(self, transition: Transition, motions: Mapping[str, _Motion], model: HybridModel) -> Transition:
         """A transition of the model: the motion goes on sliding if it leaves the height as it is."""
         found = transition
         if found.guard is not None and any(surface.is_in(found.guard) for surface in self.surfaces):
@@ -442,13 +457,13 @@ class _Motion:
             if surface not in motions[found.target.name].surfaces:
                 memory[surface.name] = ca.MX(CROSSES)
                 continue
-            symbols = {s.name() for s in ca.symvar(surface.height)}
-            own = [name for name in updates if name in symbols]
+            symbols = {s.__hash__() for s in ca.symvar(surface.height)}
+            own = [name for name in updates if model.declarations[name].symbol.__hash__() in symbols]
             if is_solved:
                 memory[surface.name] = ca.MX(CROSSES)
             if is_solved or not own:
                 continue
-            old = [s for name in own for s in ca.symvar(surface.height) if s.name() == name]
+            old = [model.declarations[name].symbol for name in own]
             after = ca.substitute([surface.height], old, [updates[name] for name in own])[0]
             stays = after == surface.height
             memory[surface.name] = ca.if_else(stays, surface.status, CROSSES)

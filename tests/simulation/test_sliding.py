@@ -199,6 +199,24 @@ def test_prepared_and_batched_runs_slide() -> None:
         assert gradient.ravel() == pytest.approx(single, rel=1e-6)
 
 
+def test_the_force_of_friction_at_an_instant() -> None:
+    """At rest it is the force that it opposes, f = 0.5, and before that mu."""
+    m = dh.HybridModel("force")
+    mu, f = m.parameter("mu", 3.0), m.parameter("f", 0.5)
+    x, v = m.differential("x"), m.differential("v")
+    run = m.mode("run", ode={x: v, v: f - mu * ca.sign(v)})
+    m.mode("another", ode={x: v, v: f})
+    m.initial(run, {x: 0.0, v: 5.0})
+    force = mu * ca.sign(v)
+    m.functional("at the end", terminal=force)
+    m.functional("on the way", at_times=[(1.0, 2 * force), (3.0, force)])
+    system = m.build()
+    for name, value, exact in (("at the end", 0.5, (0, 1)), ("on the way", 6.5, (2, 1))):
+        found = dh.adjoint_gradient(system, (0, 4), name, **TIGHT)
+        assert found.value == pytest.approx(value, abs=1e-8)
+        assert found.gradient == pytest.approx(exact, abs=1e-7)
+
+
 def test_describe_says_what_may_slide() -> None:
     text = block(native=False).describe()
     assert "event: v < 0, may slide" in text
@@ -256,6 +274,18 @@ def test_surfaces_are_crossed_on_request(native: bool) -> None:
         dh.simulate(block(native=native, relations="cross"), (0, 4))
     with pytest.raises(dh.ModelError, match="relations must be 'slide' or 'cross', got 'stick'"):
         block(relations="stick")
+
+
+@pytest.mark.parametrize("by_signal", [True, False])
+def test_surfaces_that_jump_are_refused(by_signal: bool) -> None:
+    """They do with another relation, and with a signal that is held between its knots."""
+    m = dh.HybridModel("jumping surfaces")
+    x, y = m.differential("x"), m.differential("y")
+    held = m.signal("held", [0.0, 2.0, 9.0], [0.0, 1.0, 1.0], kind="previous")
+    level = held if by_signal else ca.if_else(y > 1, 0.5, 0)
+    m.initial(m.mode("run", ode={x: -2 * ca.sign(x - level), y: 1.0}), {x: 1.0, y: 0.0})
+    with pytest.raises(dh.ChatteringError):
+        dh.simulate(m.build(native=False), (0, 5))
 
 
 def test_a_surface_that_comes_to_repel_is_refused() -> None:
