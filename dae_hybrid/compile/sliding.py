@@ -31,7 +31,6 @@ import casadi as ca
 import numpy as np
 from scipy.sparse.csgraph import connected_components
 
-from dae_hybrid.errors import ModelError
 from dae_hybrid.layout import Layout
 from dae_hybrid.statement.declarations import Declaration, Functional, Mode, Relation, Transition
 from dae_hybrid.statement.discontinuous_nodes import ALL
@@ -76,8 +75,7 @@ class Surface:
 
     def is_in(self, expression: ca.MX) -> bool:
         """Whether an expression depends on its relations."""
-        own = {symbol.__hash__() for symbol in self.memory.values()}
-        return not own.isdisjoint(s.__hash__() for s in ca.symvar(expression))
+        return _is_in(expression, list(self.memory.values()))
 
 
 def places(heights: Sequence[ca.MX]) -> list[tuple[float, ...]]:
@@ -95,8 +93,17 @@ def with_sliding(model: HybridModel, surfaces: Sequence[Surface], by_switches: C
     """Return the model with sliding motion on the surfaces on which its modes allow it.
 
     The relations of `model` are memory, which transitions change, except at instants: there `by_switches` gives an
-    expression with that memory.
+    expression with that memory. Nothing slides if a relation is in an expression that calls what cannot be expanded.
     """
+    try:
+        return _with_sliding(model, surfaces, by_switches)
+    except _NotExpandedError:
+        return model
+
+
+def _with_sliding(
+    model: HybridModel, surfaces: Sequence[Surface], by_switches: Callable[[ca.MX], ca.MX]
+) -> HybridModel:
     motions = {name: _Motion.of(model, mode, surfaces) for name, mode in model.modes.items()}
     used = {surface: None for motion in motions.values() for surface in motion.surfaces}
     if not used:
@@ -110,7 +117,8 @@ def with_sliding(model: HybridModel, surfaces: Sequence[Surface], by_switches: C
         )
     entries = Layout.of((d.name, d.size) for d in found.declarations.values() if d.kind == "memory")
     modes = found.modes = {name: motion.moved() for name, motion in motions.items()}
-    found.functionals = {name: _everywhere(model, motions, f, by_switches) for name, f in model.functionals.items()}
+    found.indicators = dict(model.indicators)
+    found.functionals = {name: _everywhere(found, motions, f, by_switches) for name, f in model.functionals.items()}
     found.transitions = {}
     for name, t in model.transitions.items():
         own = motions[t.source.name]
@@ -201,8 +209,17 @@ class _Solved:
         return None if self.values is None else ca.substitute([rate], self.unknowns, self.values)[0]
 
     def is_mixed(self, surface: Surface) -> bool:
-        """Whether relations multiply unknowns: a mean of the equations is then not that of the rates."""
-        return bool(self.unknowns) and surface.is_in(ca.jacobian(self.equations, ca.vertcat(*self.unknowns)))
+        """Whether a mean of the equations is not solved by that of the unknowns.
+
+        It is if they are linear in the unknowns, and no relation multiplies these.
+        """
+        if not surface.is_in(self.equations):
+            return False
+        return self.values is None or surface.is_in(ca.jacobian(self.equations, ca.vertcat(*self.unknowns)))
+
+
+class _NotExpandedError(Exception):
+    """An expression calls a function that cannot be written out in scalars."""
 
 
 class _Scalars:
@@ -223,11 +240,14 @@ class _Scalars:
 
         Raises
         ------
-        RuntimeError
+        _NotExpandedError
             They call functions that cannot be expanded.
         """
         symbols = ca.symvar(ca.veccat(*expressions))
-        function = ca.Function("scalars", symbols, list(expressions)).expand()
+        try:
+            function = ca.Function("scalars", symbols, list(expressions)).expand()
+        except RuntimeError:
+            raise _NotExpandedError from None
         found: list[ca.SX] = function.call([self.of(symbol) for symbol in symbols], True, False)
         return found
 
@@ -270,10 +290,7 @@ class _Motion:
                 found[surface] = reduced
         if not found or len(found) > MOST_SURFACES:
             return cls(mode, [], [], scalars)
-        try:
-            rates = scalars.expanded(list(found.values()))
-        except RuntimeError:
-            return cls(mode, [], [], scalars)
+        rates = scalars.expanded(list(found.values()))
         kept = [(s, rate) for s, rate in zip(found, rates, strict=True) if _is_in(rate, cls._own(scalars, s))]
         return cls(mode, [s for s, _ in kept], [rate for _, rate in kept], scalars)
 
@@ -383,15 +400,7 @@ class _Motion:
         if not places:
             return list(expressions)
         symbols = {i: ca.SX.sym(f"share{i}") for i in range(len(self.surfaces))}
-        try:
-            columns = self.scalars.expanded([expressions[k] for k in places])
-        except RuntimeError:
-            raise ModelError(
-                "A relation on whose surface the motion may slide is in an expression with a function that cannot be "
-                "expanded.",
-                mode=self.mode.name,
-                remedy="Write the function in CasADi's operations, or build(relations='cross').",
-            ) from None
+        columns = self.scalars.expanded([expressions[k] for k in places])
         for k, column in enumerate(columns):
             entries = ca.vertsplit(ca.vec(ca.densify(column)))
             columns[k] = ca.reshape(ca.vertcat(*(self._blend(e, symbols) for e in entries)), column.shape)
@@ -433,13 +442,16 @@ class _Motion:
         if not own:
             return replace(transition, trigger=StateTrigger(guard))
         surface, (above, below, _, _) = self.surfaces[own[0]], self._sides[own[0]]
+        guard = ca.if_else(surface.status == CROSSES, transition.trigger.expression, AWAY)
+        if transition.relation.is_kink:  # the rates do not jump there
+            return replace(transition, trigger=StateTrigger(guard))
         slides = ca.MX(SLIDES)
         for i in self._groups[1][own[0]]:
             slides = ca.if_else(self.surfaces[i].status == SLIDES, math.nan, slides)
         status = ca.if_else(ca.logic_and(above < 0, below > 0), slides, CROSSES)
         return replace(
             transition,
-            trigger=StateTrigger(ca.if_else(surface.status == CROSSES, transition.trigger.expression, AWAY)),
+            trigger=StateTrigger(guard),
             memory=transition.memory | {surface.name: status},
             relation=replace(transition.relation, status=entries[surface.name].start),
         )
@@ -500,17 +512,20 @@ def _jumps(declared: Declaration) -> bool:
     return declared.of is not None or (declared.signal is not None and declared.signal.kind == "previous")
 
 
-def _is_in(entry: ca.SX, symbols: Sequence[ca.SX]) -> bool:
-    own = {symbol.element_hash() for symbol in symbols}
-    return not own.isdisjoint(symbol.element_hash() for symbol in ca.symvar(entry))
+def _key(symbol: Any) -> int:
+    """What a symbol and its copies have in common."""
+    return int(symbol.__hash__() if isinstance(symbol, ca.MX) else symbol.element_hash())
+
+
+def _is_in(expression: Any, symbols: Sequence[Any]) -> bool:
+    """Whether one of the symbols is in an expression."""
+    return not {_key(symbol) for symbol in symbols}.isdisjoint(map(_key, ca.symvar(expression)))
 
 
 def _is_affine(expression: Any, symbols: Sequence[Any]) -> bool:
     """Whether an expression is affine in symbols, which are no conditions in it: those have no derivatives."""
-    own = {s.__hash__() if isinstance(s, ca.MX) else s.element_hash() for s in symbols}
-    others = [
-        s for s in ca.symvar(expression) if (s.__hash__() if isinstance(s, ca.MX) else s.element_hash()) not in own
-    ]
+    own = {_key(symbol) for symbol in symbols}
+    others = [symbol for symbol in ca.symvar(expression) if _key(symbol) not in own]
     try:
         function = ca.Function("affine", [*symbols, *others], [expression]).expand()
     except RuntimeError:  # functions that cannot be expanded
