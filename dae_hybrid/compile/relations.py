@@ -377,15 +377,13 @@ class _Lifting:
             and {s.__hash__() for s in ca.symvar(switch.changes[0][0])} & jumping <= {switch.symbol.__hash__()}
         ]
         heights = [ca.substitute([s.changes[0][0]], [s.symbol], [ca.MX(0)])[0] for s in relations]
-        found: dict[tuple[float, ...], Surface] = {}
-        for switch, height, place in zip(relations, heights, places(heights), strict=True):
-            mirrored = tuple(-value for value in place)
-            if place not in found and mirrored not in found:
-                found[place] = Surface(switch.text, height)
-            side = found[place].low if place in found else found[mirrored].high
-            side[switch.text] = switch.symbol
-            if not switch.is_kink:
-                (found.get(place) or found[mirrored]).jumps = True
+        found: dict[Any, Surface] = {}
+        for switch, height, (symbols, values, opposite) in zip(relations, heights, places(heights), strict=True):
+            place, mirrored = (symbols, values), (symbols, opposite)
+            is_high = place not in found and mirrored in found
+            surface = found[mirrored] if is_high else found.setdefault(place, Surface(switch.text, height))
+            (surface.high if is_high else surface.low)[switch.text] = switch.symbol
+            surface.jumps |= not switch.is_kink
         return [surface for surface in found.values() if surface.jumps]
 
     def transitions(self, mode: Mode, taken: Mapping[str, Transition]) -> Iterable[Transition]:

@@ -46,8 +46,8 @@ AWAY = 1.0
 DECISIONS = ALL - {ca.OP_IF_ELSE_ZERO}
 #: largest numbers of unknowns that are solved for symbolically, of surfaces of a mode, and of those that slide together
 MOST_SOLVED, MOST_SURFACES, MOST_TOGETHER = 16, 100, 4
-#: points at which rates are compared, and the share of them within which they are equal
-SAMPLES, MIXED = 64, 1e-9
+#: points at which rates are compared, and the share of them within which they are equal; points for heights
+SAMPLES, MIXED, PLACES = 64, 1e-9, 16
 
 
 @dataclass(eq=False)
@@ -78,15 +78,22 @@ class Surface:
         return _is_in(expression, list(self.memory.values()))
 
 
-def places(heights: Sequence[ca.MX]) -> list[tuple[float, ...]]:
-    """Values of expressions at a few points, by which those are recognised that are equal or differ by their sign."""
+def places(heights: Sequence[ca.MX]) -> list[tuple[frozenset[int], tuple[str, ...], tuple[str, ...]]]:
+    """What equal expressions have in common: symbols, values at some points, and values of the opposite sign there."""
     if not heights:
         return []
     symbols = ca.symvar(ca.vertcat(*heights))
     function = ca.Function("heights", symbols, [ca.vertcat(*heights)])
-    draw = np.random.default_rng(0)
-    values = np.hstack([np.array(function.call([draw.uniform(0.5, 2, s.shape) for s in symbols])[0]) for _ in range(3)])
-    return [tuple(float(f"{value:.10g}") for value in row) for row in values]
+    draw, columns = np.random.default_rng(0), []
+    for k in range(PLACES):
+        signs = (1.0,) if k % 2 else (-1.0, 1.0)  # roots and logarithms want positive values
+        points = [draw.choice(signs, s.shape) * 10.0 ** draw.uniform(-2, 3, s.shape) for s in symbols]
+        columns.append(np.array(function.call(points)[0]))
+    found = []
+    for height, row in zip(heights, np.hstack(columns).tolist(), strict=True):
+        own = frozenset(_key(s) for s in ca.symvar(height))
+        found.append((own, tuple(f"{v:.10g}" for v in row), tuple(f"{-v:.10g}" for v in row)))
+    return found
 
 
 def with_sliding(model: HybridModel, surfaces: Sequence[Surface], by_switches: Callable[[ca.MX], ca.MX]) -> HybridModel:

@@ -211,6 +211,19 @@ def test_it_slides_in_the_modes_that_allow_it(compare_gradients: Any) -> None:
     compare_gradients(m.build(), (0, 5), "G", value=1.25, exact=(-1 / 8, 0.0))
 
 
+def test_surfaces_that_are_equal_in_a_part_of_the_space_are_two() -> None:
+    """x = 1 + t crosses y = fmin(x, 2) when it reaches 2, and y slides at x - y = 0 before, at 2 after."""
+    m = dh.HybridModel("clipped")
+    x, y, z = m.differential("x"), m.differential("y"), m.differential("z")
+    low = ca.fmin(x, 2.0)
+    run = m.mode("run", ode={x: 1.0, y: -3 * ca.sign(y - low), z: ca.if_else(y < x, 1.0, 0.0)})
+    m.initial(run, {x: 1.0, y: 0.0, z: 0.0})
+    m.functional("G", terminal=z)
+    found = dh.simulate(m.build(), (0, 4), **TIGHT)
+    assert found["y"][-1] == pytest.approx(2.0, abs=1e-8)
+    assert found["z"][-1] > 3.0  # y is below x until they meet at t = 1/2, and from t = 1 on
+
+
 def test_prepared_and_batched_runs_slide() -> None:
     system = belt().build()
     rows = np.array([[1.0, 0.5], [1.2, 0.4]])
