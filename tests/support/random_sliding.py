@@ -46,6 +46,9 @@ class RandomSliding:
         self.start = draw.normal(size=n)
         self.start[draw.random(n) < 0.2] = 0.0
         self.cubic = 0.1 * draw.integers(2)
+        repels = np.diag(self.c @ self.b) > 0
+        if np.any(repels & (np.abs(self.c @ self.start - self.level) < 1e-9)):
+            self.start += 0.1  # the motion from there would not be unique
 
     def rates(self, x: Any, t: Any, p: Any, of: Callable[[Any, str], Any], functions: Any) -> list[Any]:
         """The rates, with `of` for the signs and the functions of CasADi or NumPy."""
