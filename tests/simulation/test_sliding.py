@@ -296,7 +296,7 @@ def test_random_systems(seed: int) -> None:
 @pytest.mark.campaign
 @pytest.mark.uncertified
 def test_many_random_systems() -> None:
-    assert sum(examine(seed) for seed in range(5, 25)) > 8
+    assert sum(examine(seed) for seed in range(12)) > 4
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------
