@@ -79,7 +79,8 @@ def is_affine(expression: ca.SX, variables: ca.SX) -> bool:
             )
             if found == AFFINE and not (operation in LINEAR or multiple):
                 found = OTHER
-        kind[function.instruction_output(k)[0]] = found
+        for place in function.instruction_output(k):
+            kind[place] = found
     return True
 
 
