@@ -1,9 +1,9 @@
 #!/bin/sh
-# CasADi 3.8.2: expressions that jump are "linear" and "quadratic free" in the symbol that decides.
+# CasADi 3.8.2: expressions that jump are "linear" in the symbol that decides.
 #
 # Behaviour: is_linear(f, x) and which_depends(f, x, 2) look at the sparsity of derivatives, and those of if_else by its
 # condition, of comparisons, floor and sign are zero. So is_linear says True for if_else(x < 0.5, 1, 2), floor(x), sign(x),
-# and for if_else(x, y, -y) in x, though none of them has its value at 0.5 between those at 0 and 1.
+# and for if_else(x, y, -y) in x, though none of them has at 0.3 the mean of its values at 0 and 1.
 # Guess contradicted: is_linear answers what its documentation asks, "whether f is linear in x", so that where it says
 # True, f((1 - s) a + s b) is (1 - s) f(a) + s f(b).
 set -eu

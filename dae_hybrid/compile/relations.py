@@ -20,8 +20,9 @@ from typing import Any
 
 import casadi as ca
 
+from dae_hybrid.compile.filippov import Surface
 from dae_hybrid.compile.reset_functions import event_costs
-from dae_hybrid.compile.sliding import Surface, places, with_sliding
+from dae_hybrid.compile.sliding import places, with_sliding
 from dae_hybrid.errors import ModelError
 from dae_hybrid.layout import Layout
 from dae_hybrid.statement.declarations import Declaration, Functional, Mode, Relation, Transition
@@ -211,22 +212,15 @@ class _Lifting:
         while nodes := found.innermost(JUMPS):
             replaced = []
             for node in nodes:
-                own = [node.entry(i) for i in range(node.size)]
-                if all(entry.key in self.switches for entry in own):
-                    values = [entry.by(self.switches[entry.key].symbol) for entry in own]
-                    replaced.append(
-                        (node, values[0] if node.size == 1 else ca.reshape(ca.vertcat(*values), node.shape))
-                    )
-                else:
-                    replaced.append((node, found.hidden(node)))
+                known = [self.switches.get(node.entry(i).key) for i in range(node.size)]
+                symbols = [switch.symbol for switch in known if switch is not None]
+                replaced.append((node, _by(node, symbols) if len(symbols) == node.size else found.hidden(node)))
             found.replace(replaced)
         return found.expressions[0]
 
     def _replacement(self, node: Node, used: dict[str, None], *, sharp: bool) -> ca.MX:
         """The expression that replaces a node, entry by entry for a vector."""
-        own = [node.entry(i) for i in range(node.size)]
-        values = [entry.by(self._switch(entry, used, sharp=sharp)) for entry in own]
-        return values[0] if node.size == 1 else ca.reshape(ca.vertcat(*values), node.shape)
+        return _by(node, [self._switch(node.entry(i), used, sharp=sharp) for i in range(node.size)])
 
     def _switch(self, node: Node, used: dict[str, None], *, sharp: bool) -> ca.MX:
         """The memory of a node's switch, created on first use."""
@@ -406,6 +400,12 @@ class _Lifting:
                         (1, 1, 1) if switch.is_kink else sides, stated,
                     ),
                 )  # fmt: skip
+
+
+def _by(node: Node, switches: Sequence[ca.MX]) -> ca.MX:
+    """A node by the switches of its entries."""
+    values = [node.entry(i).by(switch) for i, switch in enumerate(switches)]
+    return values[0] if node.size == 1 else ca.reshape(ca.vertcat(*values), node.shape)
 
 
 def _start_of(declared: Declaration) -> ca.MX:

@@ -206,6 +206,11 @@ class Relation:
     stated: ca.MX  # the guard before its kinks are lifted
     status: int | None = None  # index of the memory that holds the status of sliding motion, see `compile.sliding`
 
+    @property
+    def is_exit(self) -> bool:
+        """Whether what it updates is the status alone: motion leaves the surface, or is free to meet it again."""
+        return self.status == self.entry
+
 
 @dataclass(frozen=True, eq=False)
 class Clock(Statement):

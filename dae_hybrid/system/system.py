@@ -478,7 +478,7 @@ class HybridSystem(NotPicklable):
             tables.append(counts)
         lifted: dict[str, list[str]] = {}
         for transition in self.transitions:
-            if transition.relation is not None and transition.relation.entry != transition.relation.status:
+            if transition.relation is not None and not transition.relation.is_exit:
                 kind = "kink" if transition.is_kink else "event"
                 slides = ", may slide" * (transition.relation.status is not None)
                 own = lifted.setdefault(f"{kind}: {transition.relation.memory}{slides}", [])

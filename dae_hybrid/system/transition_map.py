@@ -191,10 +191,10 @@ class TransitionMap:
             return self.name
         relation, value = self.relation, float(memory[self.relation.entry])
         status = 0 if relation.status is None else int(memory[relation.status])
-        if status or relation.status == relation.entry:
+        if status or relation.is_exit:
             return f'"{relation.memory}" {SLIDING[status]}'
-        became = f"{value:g}" if not self.relation.is_condition else "true" if value else "false"
-        return f'"{self.relation.memory}" became {became}'
+        became = f"{value:g}" if not relation.is_condition else "true" if value else "false"
+        return f'"{relation.memory}" became {became}'
 
     def apply(
         self, target: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options, rates: Array | None = None
@@ -246,7 +246,7 @@ class TransitionMap:
         relation = self.relation
         if relation is None or relation.status is None or not math.isnan(memory[relation.status]):
             return
-        leaves = relation.status == relation.entry
+        leaves = relation.is_exit
         raise EventError(
             f'The motion along the surface of "{relation.memory}" is not unique: '
             + ("both sides lead away from it." if leaves else "it slides on another one, and each acts on the other."),
