@@ -11,9 +11,11 @@ import ctypes
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
+from weakref import WeakSet
 
 import casadi as ca
 import numpy as np
@@ -90,8 +92,24 @@ class Kernel(NotPicklable):
             self._patterns[i] = np.array(rows, dtype=np.int32), np.array(pointers, dtype=np.int32)
         self._idle: list[tuple[list[Array], Array, Any]] = []
         self._many: dict[int, Kernel] = {}
+        self._is_inherited = False
+        _kernels.add(self)
+
+    def leave_inherited(self) -> None:
+        """In a forked process: evaluate a copy of the function from now on.
+
+        CasADi locks each function while a workspace is taken from it or given back, and functions within it while
+        it is evaluated. A lock that another thread of the parent held at the fork is never released in the child.
+        Workspaces are not given back either, so they are leaked.
+        """
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._idle))
+        self._idle, self._many, self._is_inherited = [], {}, True
 
     def _workspace(self) -> tuple[list[Array], Array, Any]:
+        if self._is_inherited:
+            with suppress(RuntimeError):  # a function of the user's in Python has no copy
+                self.function = ca.Function.deserialize(self.function.serialize())
+            self._is_inherited = False
         buffer: Any
         buffer, trigger = self.function.buffer()
         inputs = [np.zeros(self.function.nnz_in(i)) for i in range(self.function.n_in())]
@@ -143,6 +161,19 @@ class Kernel(NotPicklable):
         ]
         for row in zip(*outputs, strict=True):
             yield [v if matrix else v[:, 0] for v, (_, _, matrix) in zip(row, self._shapes, strict=True)]
+
+
+#: all that evaluate a function of their own
+_kernels: WeakSet[Kernel] = WeakSet()
+
+
+def _leave_inherited() -> None:
+    for kernel in list(_kernels):
+        kernel.leave_inherited()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_inherited)
 
 
 def densified(function: ca.Function, outputs: int | None = None) -> ca.Function:

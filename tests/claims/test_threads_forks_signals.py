@@ -28,9 +28,12 @@ from dae_hybrid.adapters.sundials.native_forward import NativeForward
 from dae_hybrid.adapters.sundials.session import SundialsSession
 from dae_hybrid.adapters.sundials.signal_handlers import caught
 from dae_hybrid.adapters.sundials.sweep import DiscreteAdjoint
+from dae_hybrid.codegen.kernels import Kernel
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
 CASES = {"ball": "height", "circuit": "work"}
+#: a child that takes longer hangs (s)
+FOREVER = 120
 posix = pytest.mark.skipif(os.name != "posix", reason="forks and signals of POSIX")
 
 
@@ -82,6 +85,8 @@ def forked(work: Callable[[], Any]) -> Any:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(FOREVER)
         try:
             with open(writer, "wb") as file:
                 pickle.dump(work(), file)
@@ -117,6 +122,31 @@ def test_fork_while_threads_solve(built: Any, models: Any) -> None:
         children = [forked(lambda: everything(system, "work")) for _ in range(5)]
         assert children == [first] * 5
         assert [r.result() for r in running] == [first] * 20
+
+
+@posix
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_fork_while_locks_are_held() -> None:
+    """CasADi locks a called function in each call: without a copy, one child in fourteen waited for ever."""
+    x = value = ca.MX.sym("x")
+    inner = ca.Function("inner", [x], [0.999 * x])
+    for _ in range(2000):
+        value = inner(value)
+    kernel = Kernel(ca.Function("outer", [x], [value]))
+    expected, over = kernel(1.0)[0].tolist(), threading.Event()
+
+    def evaluate() -> None:
+        while not over.is_set():
+            kernel(1.0)
+
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(evaluate) for _ in range(2)]
+        try:
+            assert all(forked(lambda: kernel(1.0)[0].tolist()) == expected for _ in range(60))
+        finally:
+            over.set()
+        for one in running:
+            one.result()
 
 
 @pytest.mark.first(1, size="operation")
