@@ -33,6 +33,8 @@ def _protocol(settings: Settings) -> type[HttpToolsProtocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            # asyncio sets it only on sockets that name their protocol, which those of `create_server` do not
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if len(self.connections) > settings.max_connections:
                 transport.abort()
                 return
