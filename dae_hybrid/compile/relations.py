@@ -366,9 +366,9 @@ class _Lifting:
         relations = [
             switch
             for switch in self.switches.values()
-            # the height of no other may jump where the motion slides
+            # the height of no other may jump where the motion slides; as stated: at a kink in it, it does not jump
             if switch.is_relation
-            and {s.__hash__() for s in ca.symvar(switch.changes[0][0])} & jumping <= {switch.symbol.__hash__()}
+            and {s.__hash__() for s in ca.symvar(switch.changes[0][3])} & jumping <= {switch.symbol.__hash__()}
         ]
         heights = [ca.substitute([s.changes[0][0]], [s.symbol], [ca.MX(0)])[0] for s in relations]
         found: dict[Any, Surface] = {}

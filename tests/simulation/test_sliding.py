@@ -74,6 +74,25 @@ def test_ways_to_write_it_are_one(form: str, kinks: Any) -> None:
     assert found.gradient == pytest.approx((-5 / 9, 1 / 3), abs=1e-7)
 
 
+@pytest.mark.parametrize("start", [-0.3, 0.4, -1.5])
+def test_a_surface_with_a_kink_shares_its_branch_with_a_sign(start: float) -> None:
+    """|x| is driven to 1 at the rate b from within, a from beyond: G, the integral of a x, follows."""
+    m = dh.HybridModel("level")
+    a, b, x, y = m.parameter("a", 0.7), m.parameter("b", 2.0), m.differential("x"), m.differential("y")
+    run = m.mode("run", ode={x: ca.if_else(ca.fabs(x) > 1, -a, b) * ca.sign(x), y: a * x})
+    m.initial(run, {x: start, y: 0})
+    m.functional("G", terminal=y)
+    found = dh.adjoint_gradient(m.build(native=False), (0, 4), **TIGHT, duality=True)
+    side, size = math.copysign(1, start), abs(start)
+    rate = 2.0 if size < 1 else -0.7
+    met = (1 - size) / rate
+    area = 4 - met + (1 + size) / 2 * met  # the integral of |x|
+    by_rate = met * (1 - size) / (2 * rate)  # its derivative
+    assert found.value == pytest.approx(side * 0.7 * area, rel=1e-8)
+    by_a, by_b = (0, by_rate) if size < 1 else (-by_rate, 0)
+    assert found.gradient == pytest.approx((side * (area + 0.7 * by_a), side * 0.7 * by_b), abs=1e-7)
+
+
 def test_the_value_of_a_relation_is_that_which_holds_the_surface() -> None:
     """x' = c - sign(x): at rest sign(x) is c on average."""
     m = dh.HybridModel("held")
