@@ -73,6 +73,7 @@ class Kernel(NotPicklable):
 
     #: the kernel that this one calls with numbers behind the parameters, and the numbers; None for most
     family: tuple[Kernel, Array] | None = None
+    _is_inherited = False
 
     def __init__(self, function: ca.Function, matrices: Sequence[int] = ()) -> None:
         self.function = function
@@ -92,7 +93,6 @@ class Kernel(NotPicklable):
             self._patterns[i] = np.array(rows, dtype=np.int32), np.array(pointers, dtype=np.int32)
         self._idle: list[tuple[list[Array], Array, Any]] = []
         self._many: dict[int, Kernel] = {}
-        self._is_inherited = False
         _kernels.add(self)
 
     def leave_inherited(self) -> None:
@@ -105,13 +105,17 @@ class Kernel(NotPicklable):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._idle))
         self._idle, self._many, self._is_inherited = [], {}, True
 
-    def _workspace(self) -> tuple[list[Array], Array, Any]:
+    def _evaluated(self) -> ca.Function:
+        """The function, or this process's copy of it."""
         if self._is_inherited:
             with suppress(RuntimeError):  # a function of the user's in Python has no copy
                 self.function = ca.Function.deserialize(self.function.serialize())
             self._is_inherited = False
+        return self.function
+
+    def _workspace(self) -> tuple[list[Array], Array, Any]:
         buffer: Any
-        buffer, trigger = self.function.buffer()
+        buffer, trigger = self._evaluated().buffer()
         inputs = [np.zeros(self.function.nnz_in(i)) for i in range(self.function.n_in())]
         output = np.zeros(self._size)
         for i, array in enumerate(inputs):
@@ -148,13 +152,14 @@ class Kernel(NotPicklable):
         It is created once.
         """
         if count not in self._many:
-            mapped = self.function if count == 1 else self.function.map(self.name, "serial", count, list(shared), [])
+            function = self._evaluated()
+            mapped = function if count == 1 else function.map(self.name, "serial", count, list(shared), [])
             self._many[count] = Kernel(mapped)
         return self._many[count]
 
     def over(self, *arguments: Array) -> Iterator[list[Array]]:
         """Yield dense outputs for rows of inputs; a one-dimensional input is shared by all rows."""
-        found = self.function.call([np.atleast_2d(v).T for v in arguments])
+        found = self._evaluated().call([np.atleast_2d(v).T for v in arguments])
         outputs = [
             np.asarray(v).reshape(rows, -1, columns).swapaxes(0, 1)
             for v, (rows, columns, _) in zip(found, self._shapes, strict=True)

@@ -143,6 +143,7 @@ def test_fork_while_locks_are_held() -> None:
         running = [pool.submit(evaluate) for _ in range(2)]
         try:
             assert all(forked(lambda: kernel(1.0)[0].tolist()) == expected for _ in range(60))
+            assert all(forked(lambda: kernel.many(2, ())([1.0, 1.0])[0].tolist()) == 2 * expected for _ in range(10))
         finally:
             over.set()
         for one in running:
