@@ -15,6 +15,7 @@ from dataclasses import fields
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--as-shipped", action="store_true", help="compile models with the library's own options")
     parser.addoption("--no-compiler", action="store_true", help="run as on a machine without a C compiler")
     parser.addoption("--hide", default="", help="packages, with commas, to take for not installed")
+    parser.addoption("--share", default="1/1", help="K/N: every N-th test, the K-th of N shares of the whole")
     parser.addoption("--absent", help="packages, with commas, that may be absent; the lack of others is a failure")
 
 
@@ -65,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Of the combinations of parameters of a test, those that add no value of a parameter become a campaign: what does not
     interact is not multiplied. A test marked ``product`` keeps all, one marked ``first`` the first few. ``first`` and
-    ``covering`` may name another size for the rest.
+    ``covering`` may name another size for the rest. What is not in the share that was asked for is left out.
     """
     skip = pytest.mark.skip(reason="tests compiled events")
     products: dict[Any, list[pytest.Function]] = {}
@@ -90,6 +92,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for i, item in enumerate(product):
             if i not in kept:
                 item.add_marker(marker.kwargs.get("size", "campaign"))
+    share, shares = map(int, config.getoption("--share").split("/"))
+    in_share = {item: crc32(item.nodeid.encode()) % shares == share - 1 for item in items}
+    config.hook.pytest_deselected(items=[item for item in items if not in_share[item]])
+    items[:] = filter(in_share.get, items)
 
 
 def values_of(item: pytest.Function) -> set[Any]:
