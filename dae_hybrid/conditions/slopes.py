@@ -15,7 +15,7 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.codegen.kernels import Kernel
-from dae_hybrid.errors import DaeHybridError, IntegrationError, NonFiniteError, StepSizeError
+from dae_hybrid.errors import DaeHybridError, IntegrationError, NonFiniteError, StepLimitError, StepSizeError
 from dae_hybrid.statement.discontinuities import instructions
 from dae_hybrid.statement.discontinuous_nodes import bare
 from dae_hybrid.statement.lookup import without_look_ups
@@ -72,7 +72,7 @@ def _is_steep(exponent: ca.MX) -> bool:
 
 def name_slope(error: DaeHybridError, run: Trajectory | None, *, of_derivatives: bool = True) -> None:
     """Add to the error of an integration which expression has an infinite slope, or no direction, where it ended."""
-    if run is None or error.time is None or not isinstance(error, NonFiniteError | StepSizeError):
+    if run is None or error.time is None or not isinstance(error, NonFiniteError | StepSizeError | StepLimitError):
         return
     try:
         norms, slopes = _steep(run, error.time)

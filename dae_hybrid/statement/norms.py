@@ -42,10 +42,11 @@ def _squared(of: ca.MX) -> list[ca.MX] | None:
 def norms_as_divisors(nodes: Sequence[tuple[int, ca.MX]]) -> list[tuple[str, ca.MX]]:
     """Return the texts of the norms by which nodes divide, and their vectors."""
     divisors = [node.dep(1 if op == ca.OP_DIV else 0) for op, node in nodes if op in DIVISIONS]
-    factors = [factor for divisor in divisors for factor in _factors(divisor)]
+    factors = [factor for divisor in divisors for factor in factors_of(divisor)]
     found = {without_look_ups(bare(str(factor))): vector_of(factor) for factor in factors}
     return [(text, vector) for text, vector in found.items() if vector is not None]
 
 
-def _factors(of: ca.MX) -> list[ca.MX]:
-    return [*_factors(of.dep(0)), *_factors(of.dep(1))] if of.op() == ca.OP_MUL else [of]
+def factors_of(of: ca.MX) -> list[ca.MX]:
+    """The factors of a product; other expressions are their only one."""
+    return [*factors_of(of.dep(0)), *factors_of(of.dep(1))] if of.op() == ca.OP_MUL else [of]

@@ -24,6 +24,7 @@ from dae_hybrid.statement.declarations import (
     Transition,
 )
 from dae_hybrid.statement.expressions import checked_name, equation_rows, expression, free_name, labelled, matrix
+from dae_hybrid.statement.norms import factors_of, vector_of
 from dae_hybrid.statement.symbols import Rest, Symbols
 from dae_hybrid.statement.triggers import PeriodicTrigger, StateTrigger, TimesTrigger, TimeTrigger, Trigger
 from dae_hybrid.statement.vector_entries import chosen
@@ -296,7 +297,16 @@ class Transitions(Symbols):
             )
         what = f"{given[0]} of transition '{name}'"
         if guard is not None:
-            return StateTrigger(expression(what, guard, 1))
+            stated = expression(what, guard, 1)
+            if not all(vector_of(factor) is None for factor in factors_of(stated)):
+                raise ModelError(
+                    f"The {what} is a norm: it touches zero where all components of its vector vanish at once, and "
+                    "crosses zero nowhere.",
+                    transition=name,
+                    remedy="State which length counts as none, guard=norm - eps, with eps well above atol, and see "
+                    "what a smaller eps changes.",
+                )
+            return StateTrigger(stated)
         if at is not None:
             times = expression(what, at, None)
             return TimeTrigger(times) if times.numel() == 1 else TimesTrigger(times)

@@ -19,6 +19,8 @@ from dae_hybrid.trajectory.trajectory import Trajectory
 
 #: a vector may vanish within a step if it is shorter, at one of its ends, than this number of its changes in the step
 CLOSE_CHANGES = 2.0
+#: a vector shorter than this share of the one before has no direction
+ROUNDING_SHARE = 1e-6
 
 
 def refuse_lost_directions(run: Trajectory, conditions: Conditions) -> None:
@@ -37,7 +39,7 @@ def refuse_lost_directions(run: Trajectory, conditions: Conditions) -> None:
             share, lengths = _nearest_to_zero(here, step), np.linalg.norm(values[:, part], axis=1)
             nearest = np.linalg.norm(here + share[:, None] * step, axis=1)
             short = lengths <= run.options.rtol * lengths.max()
-            passes = (nearest <= run.options.rtol * lengths.max()) & ~_arrives(short, begin)
+            passes = (nearest <= run.options.rtol * lengths.max()) & ~_arrives(values[:, part], short, begin)
             zero = np.flatnonzero(passes)
             if zero.size:
                 i = zero[0]
@@ -75,12 +77,17 @@ def _may_vanish(motion: Motion, mode: int, directions: Watched) -> bool:
     return False
 
 
-def _arrives(short: NDArray[np.bool_], begin: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Whether each piece belongs to the end of a segment at which a vector arrives at zero: its event decides then."""
+def _arrives(vectors: Array, short: NDArray[np.bool_], begin: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Whether each piece belongs to the end of a segment at which a vector arrives at zero: its event decides then.
+
+    A vector that turns round there has passed zero, unless what it has come to is nothing but rounding.
+    """
     found, arrives = np.zeros(begin.size, dtype=bool), False
     for i in range(begin.size - 1, -1, -1):
+        here, later = vectors[begin[i]], vectors[begin[i] + 1]
         if i + 1 == begin.size or begin[i + 1] != begin[i] + 1:  # the last piece of a segment
             arrives = bool(short[begin[i] + 1])
+        arrives = arrives and bool(here @ later > -ROUNDING_SHARE * (here @ here))
         found[i] = arrives
         arrives = arrives and bool(short[begin[i]])
     return found

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import casadi as ca
+import numpy as np
 import pytest
 
 import dae_hybrid as dh
@@ -146,6 +147,30 @@ def test_a_vector_that_arrives_at_zero_where_an_event_takes_over() -> None:
     found = dh.forward_sensitivity(m.build(), (0, 3), method="bdf", rtol=1e-5, atol=1e-8)
     assert found.trajectory.functionals["G"] == pytest.approx(10 / 3, rel=1e-5)
     assert found.gradient["G"] == pytest.approx(-10 / 9, rel=1e-4)
+
+
+@pytest.mark.parametrize("text", NORMS)
+def test_a_norm_crosses_zero_nowhere(text: str) -> None:
+    """As a guard it is refused; a length that counts as none has its derivatives, by the closed form."""
+    m = dh.HybridModel("stops")
+    mu, start, eps = m.parameter("mu", 3.0), m.parameter("start", 5.0), m.parameter("eps", 1e-5)
+    v = m.differential("v", size=2)
+    run = m.mode("run", ode={v: -mu * v / NORMS[text](v)})
+    for guard in (NORMS[text](v), mu * NORMS[text](v)):
+        with pytest.raises(dh.ModelError, match="crosses zero nowhere"):
+            m.transition(run, None, guard=guard, direction="falling")
+    m.transition(run, None, guard=NORMS[text](v) - eps, direction="falling", name="stops")
+    m.initial(run, {v: start * ca.DM([0.8, 0.6])})
+    m.functional("T", terminal=m.time)
+    system = m.build()
+    right = [-(5 - 1e-5) / 9, 1 / 3, -1 / 3]
+    for rtol in (1e-4, 1e-6, 1e-9):
+        np.testing.assert_allclose(dh.forward_sensitivity(system, (0, 3), rtol=rtol).gradient["T"], right, rtol=1e-6)
+        np.testing.assert_allclose(dh.adjoint_gradient(system, (0, 3), "T", rtol=rtol).gradient, right, rtol=1e-6)
+    for method in ("bdf", "adams", "erk"):  # steps of no length that go to and fro across the point
+        options = {"parameters": {"eps": 0.0}, "rtol": 1e-4, "method": method, "max_steps": 2_000}
+        with pytest.raises(dh.DaeHybridError, match=f"{re.escape(text)} is zero"):
+            dh.forward_sensitivity(system, (0, 3), **options)
 
 
 def test_drag_by_the_norm_passes_zero() -> None:
