@@ -93,6 +93,7 @@ class Automaton:
         self.recheck_time = np.inf  # time at which a postponed condition is checked again
         self.settled: int | None = None  # the transition whose guard has come to rest at zero in this segment
         self.suspect: tuple[int, EventError] | None = None  # a guard that may have, and the error if it has not
+        self.returning: int | None = None  # a relation whose surface was at zero, and is left to where it came from
         self.next_step: float | None = None  # of an explicit method, from the previous segment
 
     def run(self) -> Trajectory:
@@ -138,6 +139,10 @@ class Automaton:
                 del rules.event_times.known[:-RETAINED_EVENT_TIMES]
             if self.stops.signals and self.stops.pass_knots(self.t):
                 jumped = self._pass_knots(armed)
+            returning, self.returning = self.returning, None
+            if returning is not None:
+                jumped |= {returning}
+                rules.still[returning] /= 2  # it has left by as much, give or take the error of its last step
             resting = self._at_rest(armed)
             entry = rules.evaluate(
                 self.mode, self.t, self.at, entering=entering, jumped=jumped, resting=resting, armed=armed
@@ -147,19 +152,23 @@ class Automaton:
             overdue = self._overdue()
             firing = overdue if firing is None else firing
             if firing is not None and (firing is overdue or not self._postpones(firing)):
-                source = self.mode
+                source, before = self.mode, self.at
                 if self._fire(firing):
                     return
+                if returning is not None:
+                    self._check_return(returning, firing, before)
                 entering, armed = True, armed if self.mode is source else NO_TRANSITIONS
                 continue
+            if returning is not None:  # an interpolant has left zero, the motion has not
+                rules.still[returning] *= 2
             self._measure()
             if self.t >= end:
                 return
             last = min(end, self.recheck_time)
             try:
                 crossing, entry = self._segment(last, entry)
-                while crossing is None and self.settled is None and self.t < last and not self._stops_here():
-                    crossing, entry = self._segment(last, entry)  # paused without an event
+                while crossing is None and self.t < last and not self._stops_here():  # paused without an event
+                    crossing, entry = self._segment(last, entry)
             except ZenoError:
                 if rules.event_times.limit is None:
                     raise
@@ -209,8 +218,9 @@ class Automaton:
         return due <= self.t or self._is_now(due)
 
     def _stops_here(self) -> bool:
-        """Whether a time event, a knot or a measurement is due."""
-        return self._is_due() or self.stops.is_due(self.t)
+        """Whether a guard has come to rest or is left, or a time event, a knot or a measurement is due."""
+        is_found = self.settled is not None or self.returning is not None
+        return is_found or self._is_due() or self.stops.is_due(self.t)
 
     def _is_now(self, t: float) -> bool:
         """Whether a time equals the present one to rounding."""
@@ -394,8 +404,15 @@ class Automaton:
                 return self._segment(
                     moment, SegmentEntry(None, task.zero_band[:count], task.leaving_sign[:count], began)
                 )
+            if (place := self._returns(passage.error)) is not None:
+                surface, moment = place
+                self.returning, band = mode.guarded[surface], task.zero_band[:count].copy()
+                band[surface] = np.inf
+                return self._segment(moment, SegmentEntry(None, band, task.leaving_sign[:count], began))
             raise self._failed(task, passage.error)
         crossing = outcome.crossing
+        if crossing is not None:
+            self.returning = None
         if self._settles(task, outcome):
             crossing = None
         x, xdot = mode.complete(outcome.t, outcome.x, outcome.xdot, at.m, self.p)
@@ -425,7 +442,8 @@ class Automaton:
         if transition.refuses:
             return False
         at = self.at._replace(x=outcome.x)
-        if self.rules.settle(self.mode, index, outcome.t, at, self.p, back=against or value == 0.0 == rate):
+        still = rate == 0.0 and abs(value) <= task.zero_band[index]
+        if self.rules.settle(self.mode, index, outcome.t, at, self.p, back=against or still):
             self.settled = transition.index
             return True
         if outcome.crossing is not None and against:
@@ -456,6 +474,32 @@ class Automaton:
             return None
         self.suspect = error.guard, error
         return moment
+
+    def _returns(self, error: DaeHybridError | None) -> tuple[int, float] | None:
+        """The guard of a relation on whose surface the motion was held, and the time at which it is left again.
+
+        It is left to the side that it came from: the branch that holds there takes over, which is no crossing.
+        """
+        if not isinstance(error, ZenoError) or error.guard is None or error.time is None or self._is_now(error.time):
+            return None
+        index = self.mode.guarded[error.guard] if error.guard < len(self.mode.guarded) else None
+        if index not in self.rules.still or self.system.transitions[index].relation is None:
+            return None
+        return error.guard, error.time
+
+    def _check_return(self, index: int, firing: Firing, before: StatePoint) -> None:
+        """Refuse a motion that leaves a surface, on which it was held, with a jump of its rates: no guard tells when."""
+        n = self.mode.equations.n
+        rates = (before.xdot[:n], 0.0), (self.at.xdot[:n], 0.0)
+        if firing.transition.index != index or not has_limit(*rates, self.options.rtol, vanishes=False):
+            raise EventError(
+                "The motion was held on this surface and leaves it to the side that it came from, where the rates are "
+                "others: when it does so is not determined by the surface.",
+                transition=self.system.transitions[index].name,
+                mode=self.mode.name,
+                time=self.t,
+                remedy="State sticking as a mode of its own, left by a transition; friction by sign(v) sticks by itself.",
+            )
 
     def _failed(self, task: SegmentTask, error: DaeHybridError | None) -> DaeHybridError:
         """Return the error of a segment with its diagnosis; the computed part of the segment is recorded."""

@@ -97,6 +97,7 @@ class SteppedSession:
         self.adapter, self.options, self.p, self._wrt = adapter, options, parameters, wrt
         self._directions = np.zeros((0, parameters.size)) if directions is None else directions
         self._scales = np.ones(len(self._directions)) if scales is None else scales
+        self._largest = np.zeros(len(self._directions))  # magnitudes of the sensitivities so far
         self._counts: Counter[str] = Counter()
         self._auto: dict[int, str] = {}  # choices of method="auto", by equations
         self._turns: list[tuple[Equations, Turn]] = []
@@ -187,7 +188,10 @@ class SteppedSession:
         )  # fmt: skip
 
     def _sizes(self, task: SegmentTask, system: SensitivitySystem, x0: Array, rates: Array) -> Array:
-        """Return estimated magnitudes of the sensitivities along each direction, inf if unknown."""
+        """Return estimated magnitudes of the sensitivities along each direction so far, inf if unknown.
+
+        After an event those of the segment alone may be rounding errors.
+        """
         nd, duration = system.n_differential, task.t_stop - task.t0
 
         def largest(values: Array) -> Array:
@@ -195,7 +199,8 @@ class SteppedSession:
             return found
 
         whole = largest(x0) + duration * largest(rates)
-        return np.where(whole[1:] > 0, whole[1:], np.inf)
+        self._largest = np.maximum(self._largest, whole[1:])
+        return np.where(self._largest > 0, self._largest, np.inf)
 
     def count_step(self, walker: StepWalker) -> None:
         """Count a step of the run against `max_steps`."""

@@ -1,0 +1,73 @@
+"""Motion that is held on the surface of a relation, and leaves it to either side when a force has grown.
+
+Friction by a clipped net force (Karnopp 1985) holds a block at the edge of its band, an overflow holds a level.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import casadi as ca
+import numpy as np
+import pytest
+
+import dae_hybrid as dh
+
+WAYS = [{}, {"method": "bdf"}, {"method": "adams"}, {"adapter": "scipy"}, {"adapter": "casadi"}]
+SPAN = (0.0, 4.0)
+
+
+def clip(force: Any, limit: Any) -> Any:
+    return ca.fmax(-limit, ca.fmin(limit, force))
+
+
+def block(sign: int, *, static: float = 1.0, native: bool = True) -> dh.HybridSystem:
+    """A block under the force sign * b * (t - tau), at first in motion."""
+    m = dh.HybridModel("block")
+    b, tau, mu, eps = (m.parameter(*own) for own in (("b", 1.0), ("tau", 1.0), ("mu", 0.8), ("eps", 1e-2)))
+    v, force = m.differential("v"), sign * b * (m.time - tau)
+    friction = ca.if_else(ca.fabs(v) > eps, mu * ca.sign(v), clip(force, static * mu))
+    m.initial(m.mode("run", ode={v: force - friction}), {v: m.parameter("v0", 1.0)})
+    m.functional("V", terminal=v)
+    return m.build(native=native)
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_friction_by_a_clipped_net_force(sign: int, way: dict[str, Any], native: bool) -> None:
+    """From t_2 = tau + mu / b on v is eps + sign b (t - t_2)^2 / 2, whatever was before."""
+    system, span = block(sign, native=native), (0.0, 3.0)
+    later = 3.0 - 1.8
+    right = sign * np.array([later**2 / 2 + later * 0.8, -later, -later, sign, 0.0])
+    for rtol in (1e-5, 1e-8):
+        options = {"rtol": rtol, "atol": 1e-2 * rtol, **way}
+        fsa = dh.forward_sensitivity(system, span, **options)
+        assert fsa.trajectory.functionals["V"] == pytest.approx(1e-2 + sign * later**2 / 2, rel=100 * rtol)
+        np.testing.assert_allclose(fsa.gradient["V"], right, rtol=1e3 * rtol, atol=100 * rtol)
+        asa = dh.adjoint_gradient(system, span, "V", **options)
+        np.testing.assert_allclose(asa.gradient, right, rtol=1e3 * rtol, atol=100 * rtol)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_level_that_is_held_and_rises_again(way: dict[str, Any]) -> None:
+    """A reservoir with the inflow b t and the outflow c while there is water: empty at t_1, it fills from t_2 = c/b on."""
+    m = dh.HybridModel("reservoir")
+    b, c, h0, h = m.parameter("b", 1.0), m.parameter("c", 2.0), m.parameter("h0", 1.0), m.differential("h")
+    net = b * m.time - c
+    m.initial(m.mode("run", ode={h: ca.if_else(h > 0, net, ca.fmax(net, 0))}), {h: h0})
+    m.functional("G", integrand=h)
+    system, t1, later = m.build(), 2 - 2**0.5, 2.0
+    value = t1 + t1**3 / 6 - t1**2 + later**3 / 6
+    right = [t1**3 / 6 + later**3 / 6 + later**2 / 2 * 2, -(t1**2) / 2 - later**2 / 2, t1]
+    options = {"rtol": 1e-8, "atol": 1e-10, **way}
+    fsa = dh.forward_sensitivity(system, (0, 4), **options)
+    assert fsa.trajectory.functionals["G"] == pytest.approx(value, rel=1e-6)
+    np.testing.assert_allclose(fsa.gradient["G"], right, rtol=1e-5)
+    np.testing.assert_allclose(dh.adjoint_gradient(system, (0, 4), "G", **options).gradient, right, rtol=1e-5)
+
+
+def test_breaking_away_above_the_limit_of_sliding_is_not_determined() -> None:
+    """Held until the force exceeds twice the friction, at a velocity at which both hold."""
+    with pytest.raises(dh.EventError, match="leaves it to the side that it came from, where the rates are others"):
+        dh.simulate(block(1, static=2.0), SPAN)
