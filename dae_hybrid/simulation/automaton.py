@@ -488,7 +488,7 @@ class Automaton:
         return error.guard, error.time
 
     def _check_return(self, index: int, firing: Firing, before: StatePoint) -> None:
-        """Refuse a motion that leaves a surface, on which it was held, with a jump of its rates: no guard tells when."""
+        """Refuse a motion that leaves a surface on which it was held with a jump of its rates: no guard tells when."""
         n = self.mode.equations.n
         rates = (before.xdot[:n], 0.0), (self.at.xdot[:n], 0.0)
         if firing.transition.index != index or not has_limit(*rates, self.options.rtol, vanishes=False):
@@ -498,7 +498,7 @@ class Automaton:
                 transition=self.system.transitions[index].name,
                 mode=self.mode.name,
                 time=self.t,
-                remedy="State sticking as a mode of its own, left by a transition; friction by sign(v) sticks by itself.",
+                remedy="State rest as a mode of its own, left by a transition; friction by sign(v) sticks by itself.",
             )
 
     def _failed(self, task: SegmentTask, error: DaeHybridError | None) -> DaeHybridError:

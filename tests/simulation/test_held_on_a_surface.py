@@ -51,7 +51,7 @@ def test_friction_by_a_clipped_net_force(sign: int, way: dict[str, Any], native:
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_a_level_that_is_held_and_rises_again(way: dict[str, Any]) -> None:
-    """A reservoir with the inflow b t and the outflow c while there is water: empty at t_1, it fills from t_2 = c/b on."""
+    """A reservoir with the inflow b t, and the outflow c while there is water: empty at t_1, it fills from c/b on."""
     m = dh.HybridModel("reservoir")
     b, c, h0, h = m.parameter("b", 1.0), m.parameter("c", 2.0), m.parameter("h0", 1.0), m.differential("h")
     net = b * m.time - c
