@@ -404,11 +404,12 @@ class Automaton:
                 return self._segment(
                     moment, SegmentEntry(None, task.zero_band[:count], task.leaving_sign[:count], began)
                 )
-            if (place := self._returns(passage.error)) is not None:
-                surface, moment = place
-                self.returning, band = mode.guarded[surface], task.zero_band[:count].copy()
-                band[surface] = np.inf
-                return self._segment(moment, SegmentEntry(None, band, task.leaving_sign[:count], began))
+        if (place := self._returns(task, outcome, passage.error)) is not None:
+            surface, moment = place
+            self.returning, band = mode.guarded[surface], task.zero_band[:count].copy()
+            band[surface] = np.inf
+            return self._segment(moment, SegmentEntry(None, band, task.leaving_sign[:count], began))
+        if outcome is None:
             raise self._failed(task, passage.error)
         crossing = outcome.crossing
         if crossing is not None:
@@ -475,17 +476,24 @@ class Automaton:
         self.suspect = error.guard, error
         return moment
 
-    def _returns(self, error: DaeHybridError | None) -> tuple[int, float] | None:
+    def _returns(
+        self, task: SegmentTask, outcome: SegmentOutcome | None, error: DaeHybridError | None
+    ) -> tuple[int, float] | None:
         """The guard of a relation on whose surface the motion was held, and the time at which it is left again.
 
         It is left to the side that it came from: the branch that holds there takes over, which is no crossing.
         """
-        if not isinstance(error, ZenoError) or error.guard is None or error.time is None or self._is_now(error.time):
+        if isinstance(error, ZenoError) and error.guard is not None and error.time is not None:
+            i, t = error.guard, error.time
+        elif outcome is not None and outcome.crossing is not None:
+            i, t = outcome.crossing[0], outcome.t
+            if abs(outcome.crossing[1]) <= task.zero_band[i]:  # it has left to the side that was expected before
+                return None
+        else:
             return None
-        index = self.mode.guarded[error.guard] if error.guard < len(self.mode.guarded) else None
-        if index not in self.rules.still or self.system.transitions[index].relation is None:
-            return None
-        return error.guard, error.time
+        index = self.mode.guarded[i] if i < len(self.mode.guarded) else None
+        is_held = index in self.rules.still and self.system.transitions[index].relation is not None
+        return (i, t) if is_held and not self._is_now(t) else None
 
     def _check_return(self, index: int, firing: Firing, before: StatePoint) -> None:
         """Refuse a motion that leaves a surface on which it was held with a jump of its rates: no guard tells when."""

@@ -1,10 +1,12 @@
 """Motion that is held on the surface of a relation, and leaves it to either side when a force has grown.
 
-Friction by a clipped net force (Karnopp 1985) holds a block at the edge of its band, an overflow holds a level.
+Friction by a clipped net force (Karnopp 1985) holds a block at the edge of its band, a limit holds an integrator.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import casadi as ca
@@ -64,6 +66,37 @@ def test_a_level_that_is_held_and_rises_again(way: dict[str, Any]) -> None:
     fsa = dh.forward_sensitivity(system, (0, 4), **options)
     assert fsa.trajectory.functionals["G"] == pytest.approx(value, rel=1e-6)
     np.testing.assert_allclose(fsa.gradient["G"], right, rtol=1e-5)
+    np.testing.assert_allclose(dh.adjoint_gradient(system, (0, 4), "G", **options).gradient, right, rtol=1e-5)
+
+
+#: rates of an integrator of e whose value I is not to exceed L, however that is written
+LIMITED: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "<": lambda I, L, e: ca.if_else(I < L, e, ca.fmin(e, 0)),
+    ">=": lambda I, L, e: ca.if_else(I >= L, ca.fmin(e, 0), e),
+    "<=": lambda I, L, e: ca.if_else(I <= L, e, ca.fmin(e, 0)),
+    ">": lambda I, L, e: ca.if_else(I > L, ca.fmin(e, 0), e),
+    "and": lambda I, L, e: ca.if_else(ca.logic_and(I >= L, e > 0), 0, e),
+    "and, strictly": lambda I, L, e: ca.if_else(ca.logic_and(I > L, e > 0), 0, e),
+    "both ends": lambda I, L, e: ca.if_else(I >= L, ca.fmin(e, 0), ca.if_else(I <= -3 * L, ca.fmax(e, 0), e)),
+}
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("law", LIMITED)
+def test_an_integrator_with_a_limit(law: str, way: dict[str, Any], native: bool) -> None:
+    """I = a sin t up to L, at t_1, held until pi / 2, then L + a (sin t - 1)."""
+    m = dh.HybridModel("integrator")
+    a, limit, I, y = m.parameter("a", 2.0), m.parameter("L", 1.0), m.differential("I"), m.differential("y")
+    m.initial(m.mode("run", ode={I: LIMITED[law](I, limit, a * ca.cos(m.time)), y: I}), {I: 0.0, y: 0.0})
+    m.functional("G", terminal=y)
+    system, options = m.build(native=native), {"rtol": 1e-8, "atol": 1e-10, **way}
+    t1, rest = math.pi / 6, 4 - math.pi / 2
+    value = 2 * (1 - math.cos(t1)) + (math.pi / 2 - t1) - rest - 2 * math.cos(4)
+    right = [1 - math.cos(t1) - rest - math.cos(4), math.pi / 2 - t1 + rest]
+    fsa = dh.forward_sensitivity(system, (0, 4), **options)
+    assert fsa.trajectory.functionals["G"] == pytest.approx(value, rel=1e-6)
+    np.testing.assert_allclose(fsa.gradient["G"], right, rtol=1e-6)
     np.testing.assert_allclose(dh.adjoint_gradient(system, (0, 4), "G", **options).gradient, right, rtol=1e-5)
 
 

@@ -1,8 +1,9 @@
 """Random hybrid systems whose solution is known in closed form, with events at the edge of their conditions.
 
 Clipped quantities in conditions, starts and entries at rest, thresholds at which states settle, rates that are singular
-or vanish at the event, guards with kinks at their zeros, measurements at round parameters. What is built depends on the
-shape of a system alone, and numbers are parameters: a thousand seeds share a few dozen compiled systems.
+or vanish at the event, guards with kinks at their zeros, motion that is held on a surface, measurements at round
+parameters. What is built depends on the shape of a system alone, and numbers are parameters: a thousand seeds share a
+few dozen compiled systems.
 """
 
 from __future__ import annotations
@@ -462,6 +463,59 @@ def _kink(law: str, guard: str, ends: bool, native: bool) -> dh.HybridSystem:
     return m.build(native=native)
 
 
+# -- motion held on a surface ------------------------------------------------------------------------------------------
+
+SLIPS: dict[str, Callable[[Any, Any], Any]] = {
+    ">": lambda v, e: ca.fabs(v) > e,
+    ">=": lambda v, e: ca.fabs(v) >= e,
+    "<=": lambda v, e: ca.logic_not(ca.fabs(v) <= e),
+    "or": lambda v, e: ca.logic_or(v > e, v < -e),
+}
+
+
+def held(rng: np.random.Generator) -> ClosedForm:
+    """A block under s b (t - tau) is held at the edge of a band by friction, until the force exceeds it."""
+    law, s = pick(rng, *SLIPS), pick(rng, 1, -1)
+    while True:
+        b, tau, mu, e, v0 = (real(rng, *own) for own in ((0.5, 2), (0.3, 2), (0.3, 1.5), (0.005, 0.05), (0.2, 1.5)))
+        p0 = np.array([b, tau, mu, e, v0])
+        inner = (s * b * tau + mu) ** 2 - 2 * s * b * (v0 - e)
+        t1 = _arrival(s, p0).real if inner > 0 else -1.0
+        if max(0.0, tau - mu / b) + APART < t1 < tau + mu / b - APART:
+            break
+    end = round(tau + mu / b + real(rng, 0.3, 2), 3)
+
+    def truth(p: Vector) -> complex:
+        b, tau, mu, e, v0 = p
+        t1, later = _arrival(s, p), end - tau - mu / b
+        x = v0 * t1 + s * b * (t1**3 / 6 - tau * t1**2 / 2) - mu * t1**2 / 2 + e * (end - t1) + s * b * later**3 / 6
+        return complex(x + e + s * b * later**2 / 2)
+
+    def build(native: bool) -> dh.HybridSystem:
+        return _held(law, s, native)
+
+    return ClosedForm("held on a surface", build, (0.0, end), p0, truth)
+
+
+def _arrival(s: int, p: Vector) -> complex:
+    """When v = v0 + s b (t^2 / 2 - tau t) - mu t arrives at e."""
+    b, tau, mu, e, v0 = p
+    half = s * b * tau + mu
+    return complex(2 * (v0 - e) / (half + np.sqrt(half**2 - 2 * s * b * (v0 - e))))
+
+
+@cache
+def _held(law: str, s: int, native: bool) -> dh.HybridSystem:
+    m = dh.HybridModel("held")
+    b, tau, mu, e, v0 = (m.parameter(name, 1.0) for name in ("b", "tau", "mu", "e", "v0"))
+    x, v = m.differential("x"), m.differential("v")
+    force = s * b * (m.time - tau)
+    friction = ca.if_else(SLIPS[law](v, e), mu * ca.sign(v), ca.fmax(-mu, ca.fmin(mu, force)))
+    m.initial(m.mode("run", ode={x: v, v: force - friction}), {x: 0.0, v: v0})
+    m.functional("G", terminal=x + v)
+    return m.build(native=native)
+
+
 # -- measurements at round parameters ----------------------------------------------------------------------------------
 
 MEASURED = (0.5, 1.0, 1.5, 2.0, 3.0)
@@ -524,7 +578,7 @@ def _round_times(event: str, trigger: str, seen: bool, native: bool) -> dh.Hybri
 
 
 FAMILIES: tuple[Callable[[np.random.Generator], ClosedForm], ...] = (
-    clipped, at_rest, settles, singular_rate, kink, round_times,
+    clipped, at_rest, settles, singular_rate, kink, round_times, held,
 )  # fmt: skip
 
 
