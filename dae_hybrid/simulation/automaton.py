@@ -399,16 +399,12 @@ class Automaton:
         if passage.table is not None:
             self.rules.advance_time()
         self.settled = None
-        if outcome is None:
-            if (moment := self._before_noise(task, passage.error)) is not None:
-                return self._segment(
-                    moment, SegmentEntry(None, task.zero_band[:count], task.leaving_sign[:count], began)
-                )
+        again, moment = task.zero_band[:count].copy(), self._before_noise(task, passage.error)
         if (place := self._returns(task, outcome, passage.error)) is not None:
-            surface, moment = place
-            self.returning, band = mode.guarded[surface], task.zero_band[:count].copy()
-            band[surface] = np.inf
-            return self._segment(moment, SegmentEntry(None, band, task.leaving_sign[:count], began))
+            moment, self.returning = place[1], mode.guarded[place[0]]
+            again[place[0]] = np.inf
+        if moment is not None:
+            return self._segment(moment, SegmentEntry(None, again, task.leaving_sign[:count], began))
         if outcome is None:
             raise self._failed(task, passage.error)
         crossing = outcome.crossing

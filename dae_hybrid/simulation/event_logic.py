@@ -278,9 +278,9 @@ class EventLogic:
                 if not going:
                     if transition.relation is not None and not transition.relation.rests:
                         raise sign_at_rest(transition, mode.name, t)
-                    if transition.relation is not None and index in self.fired_here:  # the other side leads back
-                        if self.settle(mode, i, t, at, self.schedule.p, back=True):
-                            zero_band[i] = max(band, self.still[index])
+                    leads_back = transition.relation is not None and index in self.fired_here
+                    if leads_back and self.settle(mode, i, t, at, self.schedule.p, back=True):
+                        zero_band[i] = max(band, self.still[index])
                     if index not in self.still:
                         beyond = transition.zero_side(t, at.x, at.m, self.schedule.p)
                     elif side:  # it may leave to the other one
