@@ -278,8 +278,8 @@ class EventLogic:
                 if not going:
                     if transition.relation is not None and not transition.relation.rests:
                         raise sign_at_rest(transition, mode.name, t)
-                    leads_back = transition.relation is not None and index in self.fired_here
-                    if leads_back and self.settle(mode, i, t, at, self.schedule.p, back=True):
+                    is_held = index in self.fired_here and self._leads_back(mode, i, t, at, band / duration)
+                    if is_held and self.settle(mode, i, t, at, self.schedule.p, back=True):
                         zero_band[i] = max(band, self.still[index])
                     if index not in self.still:
                         beyond = transition.zero_side(t, at.x, at.m, self.schedule.p)
@@ -335,6 +335,15 @@ class EventLogic:
                     nonzero.discard(own)
                 self.sides, self.nonzero, self.past_on_entry = sides, nonzero, past
         return SegmentEntry(fires, np.array(zero_band), np.array(leaving_sign))
+
+    def _leads_back(self, mode: ModeSystem, i: int, t: float, at: StatePoint, least: float) -> bool:
+        """Whether the other branch of a relation moves its guard, at a rate above the least, and this one does not."""
+        relation = self.system.transitions[mode.guarded[i]].relation
+        if relation is None or not relation.is_condition:
+            return False
+        m = at.m.copy()
+        m[relation.entry] = 1 - m[relation.entry]
+        return bool(abs(mode.kernels["entry"](t, at.x, m, self.schedule.p)[2][i]) > least)
 
     def at_rest(
         self, mode: ModeSystem, t: float, at: StatePoint, p: Array, armed: frozenset[int]
