@@ -266,7 +266,8 @@ class GuardMonitor:
         """Return the other guard that, by its rate, has been beyond zero longest since the start of the last step."""
         x = self.variables(state)
         values, rates = self._filtered(self.raw(t, x)), self._rates(t, x, self.memory, self.p)[0]
-        past = (self._began * values < 0) & (self.directions * values >= 0) & (values * rates > 0)
+        leaves = values * np.sign(rates) > 0  # rates may be infinite
+        past = (self._began * values < 0) & (self.directions * values >= 0) & leaves
         past[index] = past[self._determinants] = False
         found = np.flatnonzero(past)
         return int(found[np.argmax(values[found] / rates[found])]) if found.size else None

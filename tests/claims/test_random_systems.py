@@ -77,6 +77,10 @@ def test_solutions_at_the_edges_of_conditions_are_the_closed_ones(family: int, c
     assert verdict.kind in ("agree", "refused"), verdict
 
 
+def test_a_guard_with_an_infinite_slope_beside_a_crossing_is_no_warning() -> None:
+    assert judge_at_an_edge(200_319).kind in ("agree", "refused")  # by SciPy
+
+
 @pytest.mark.parametrize("count", [0, 1])  # by the choice of the library, and by BDF
 @pytest.mark.parametrize("family", range(len(SCALES)), ids=[family.__name__ for family in SCALES])
 def test_solutions_whose_numbers_vanish_cancel_or_are_large_are_the_closed_ones(family: int, count: int) -> None:
