@@ -75,6 +75,7 @@ class EventRecord:
     unknowns: Mapping[str, Any]
     certified: bool = False  # its derivatives need no further checks
     earlier: EventRecord | None = None
+    returns: bool = False  # motion that was held on a surface has begun to leave it; noticed at this time
 
     @property
     def state_minus(self) -> Array:

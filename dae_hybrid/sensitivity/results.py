@@ -71,7 +71,7 @@ class ForwardSensitivity(PortableResult):
     gradient : dict of ndarray
         dG/dp by functional: (n_p,), or (k, n_p) for a vector functional.
     event_time_sensitivity : ndarray, shape (n_events, n_p)
-        dt_i/dp (SR eq. 6b, 27).
+        dt_i/dp (SR eq. 6b, 27); NaN where motion that was held on a surface begins to leave it.
     event_sensitivities : tuple of EventSensitivity
         Derivatives on both sides of every event.
     duality : dict of Duality
@@ -112,8 +112,12 @@ class ForwardSensitivity(PortableResult):
     @cached_property
     def event_time_sensitivity(self) -> Array:
         """dt_i/dp (SR eq. 6b, 27), shape (n_events, n_p)."""
-        times = self._along.event_times
-        return np.array(times).reshape(len(times), len(self.parameters))
+        times, events = self._along.event_times, self.trajectory.event_table
+        found = np.array(times).reshape(len(times), len(self.parameters))
+        for i in np.flatnonzero(events.follows & (events.order == 0)).tolist():
+            if self.events[i].returns:
+                found[i] = np.nan
+        return found
 
     @cached_property
     def event_sensitivities(self) -> tuple[EventSensitivity, ...]:

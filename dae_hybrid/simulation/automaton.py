@@ -153,6 +153,8 @@ class Automaton:
             firing = overdue if firing is None else firing
             if firing is not None and (firing is overdue or not self._postpones(firing)):
                 source, before = self.mode, self.at
+                if returning == firing.transition.index:
+                    firing = replace(firing, returns=True)
                 if self._fire(firing):
                     return
                 if returning is not None:

@@ -20,7 +20,8 @@ from dae_hybrid.system.transition_map import TransitionMap
 class Firing:
     """A transition to be applied, with value and rate of its guard.
 
-    `follows` says that its time is that of an earlier transition of the same instant, not that of its own guard.
+    `follows` says that its time is that of an earlier transition of the same instant, not that of its own guard;
+    `returns` that motion which was held on a surface has left it to the side that it came from.
     """
 
     transition: TransitionMap
@@ -28,6 +29,7 @@ class Firing:
     rate: float = 1.0
     count: int = 0
     follows: bool = False
+    returns: bool = False
 
     @property
     def corrects(self) -> bool:
@@ -105,6 +107,7 @@ class Firing:
             xi=xi,
             unknowns=transition.named_unknowns(target, xi),
             earlier=earlier,
+            returns=self.returns,
         )
         return target, after, record, costs
 

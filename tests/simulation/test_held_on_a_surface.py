@@ -47,6 +47,9 @@ def test_friction_by_a_clipped_net_force(sign: int, way: dict[str, Any], native:
         fsa = dh.forward_sensitivity(system, span, **options)
         assert fsa.trajectory.functionals["V"] == pytest.approx(1e-2 + sign * later**2 / 2, rel=100 * rtol)
         np.testing.assert_allclose(fsa.gradient["V"], right, rtol=1e3 * rtol, atol=100 * rtol)
+        times = fsa.event_time_sensitivity[fsa.trajectory.event_table.order == 0]
+        assert np.isfinite(times[0]).all()
+        assert sign < 0 or np.isnan(times[1]).all()  # noticed when it has left, as the time in the record says
         asa = dh.adjoint_gradient(system, span, "V", **options)
         np.testing.assert_allclose(asa.gradient, right, rtol=1e3 * rtol, atol=100 * rtol)
 
