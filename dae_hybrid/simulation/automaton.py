@@ -51,6 +51,8 @@ RECENT_EVENT_TIMES = 4
 CONDITION_SLACK = 1e-14
 #: a guard that is zero at an event and at this share of the run's time scale before it rests at zero
 PLATEAU_STEP = 1e-7
+#: times a run at which motion that is held on a surface is looked at: what moves it may last shorter than a step
+HELD_LOOKS = 100
 #: share of a segment before a crossing that could not be located at which its guard is looked at
 SETTLED_SHARE = 1e-3
 #: a guard whose value at the crossing exceeds this share of its change in the segment is discontinuous
@@ -159,6 +161,7 @@ class Automaton:
                     return
                 if returning is not None:
                     self._check_return(returning, firing, before)
+                    del rules.still[returning]
                 entering, armed = True, armed if self.mode is source else NO_TRANSITIONS
                 continue
             if returning is not None:  # an interpolant has left zero, the motion has not
@@ -373,6 +376,8 @@ class Automaton:
         at, due, measured = self.at, self._due(), self.stops.next_measurement(self.t)
         knot, graph = self.stops.next_knot(self.t), self.system.graph
         passes = (measured, graph.measures), (knot, graph.turns)
+        if any(map(self._is_held, np.flatnonzero(entry.zero_band).tolist())):  # nothing else may ask for short steps
+            last = min(last, self.t + (self.span[1] - self.span[0]) / HELD_LOOKS)
         context = self._context(min([last, *(t for t, by_itself in passes if not by_itself)]))
         t_stop = min(last if context is None else context.t_stop, due, measured, knot)
         if not self._is_now(t_stop):
@@ -489,9 +494,12 @@ class Automaton:
                 return None
         else:
             return None
+        return (i, t) if self._is_held(i) and not self._is_now(t) else None
+
+    def _is_held(self, i: int) -> bool:
+        """Whether a guard of the mode is that of a relation on whose surface the motion rests."""
         index = self.mode.guarded[i] if i < len(self.mode.guarded) else None
-        is_held = index in self.rules.still and self.system.transitions[index].relation is not None
-        return (i, t) if is_held and not self._is_now(t) else None
+        return index in self.rules.still and self.system.transitions[index].relation is not None
 
     def _check_return(self, index: int, firing: Firing, before: StatePoint) -> None:
         """Refuse a motion that leaves a surface on which it was held with a jump of its rates: no guard tells when."""
