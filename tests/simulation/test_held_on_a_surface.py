@@ -103,6 +103,41 @@ def test_an_integrator_with_a_limit(law: str, way: dict[str, Any], native: bool)
     np.testing.assert_allclose(dh.adjoint_gradient(system, (0, 4), "G", **options).gradient, right, rtol=1e-5)
 
 
+def stop_and_go(blocks: int, native: bool) -> dh.HybridSystem:
+    """One block under a force with kinks, or two that are coupled; a force may move them for less than a step."""
+    m = dh.HybridModel("stop and go")
+    mu, k, eps = m.parameter("mu", 0.5), m.parameter("k", 1.0), m.parameter("eps", 1e-3)
+    x, v, t = m.differential("x", size=blocks), m.differential("v", size=blocks), m.time
+    if blocks == 1:
+        forces = [m.signal("u", [0, 2, 4, 6, 9, 12, 20], [0, 1, -1, 0.7, -0.8, 0.4, 0]) - k * x + 0.2 * ca.sin(3 * t)]
+    else:
+        pull = 0.3 * (x[1] - x[0])
+        forces = [ca.sin(0.7 * t) - k * x[0] + pull, 0.8 * ca.cos(0.9 * t) - k * x[1] - pull]
+    rates = [
+        force - ca.if_else(ca.fabs(v[i]) > eps, limit * ca.sign(v[i]), clip(force, limit))
+        for i, (force, limit) in enumerate(zip(forces, (mu, 1.1 * mu), strict=False))
+    ]
+    start = {x: 0.5, v: 0.3} if blocks == 1 else {x: [1.2, -0.5], v: [0.3, 0.2]}
+    m.initial(m.mode("run", ode={x: v, v: ca.vertcat(*rates)}), start)
+    m.functional("G", integrand=ca.sumsqr(x))
+    return m.build(native=native)
+
+
+@pytest.mark.first(2)
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("way", WAYS[:-1], ids=str)  # CasADi's integrators stop at some kinks at such tolerances
+@pytest.mark.parametrize(("blocks", "events"), [(1, 15), (2, 26)])
+def test_blocks_that_stop_and_go(blocks: int, events: int, way: dict[str, Any], native: bool) -> None:
+    system, options = stop_and_go(blocks, native), {"rtol": 1e-8, "atol": 1e-11, **way}
+    fsa = dh.forward_sensitivity(system, (0, 15), **options)
+    assert len(fsa.events) == events
+    asa = dh.adjoint_gradient(system, (0, 15), "G", **options)
+    np.testing.assert_allclose(asa.gradient, fsa.gradient["G"], rtol=1e-5)
+    more, less = (dh.simulate(system, (0, 15), parameters={"mu": 0.5 + h}, **options) for h in (1e-4, -1e-4))
+    slope = (more.functionals["G"] - less.functionals["G"]) / 2e-4
+    assert slope == pytest.approx(fsa.gradient["G"][0], rel=1e-3)
+
+
 def test_breaking_away_above_the_limit_of_sliding_is_not_determined() -> None:
     """Held until the force exceeds twice the friction, at a velocity at which both hold."""
     with pytest.raises(dh.EventError, match="leaves it to the side that it came from, where the rates are others"):
