@@ -207,7 +207,7 @@ class EventLogic:
                 self.sides[index] = leaving.get(index) or self.sides.get(index, 0)
                 if not self.sides[index]:
                     del self.sides[index]
-            elif abs(rate) * duration <= band:
+            elif math.isnan(rate) or abs(rate) * duration <= band:  # of a root, just below its zero
                 self.sides.setdefault(index, 0)
             elif direction * rate >= 0 or self.system.transitions[index].becomes:
                 self.sides[index] = -1 if rate > 0 else 1
