@@ -298,7 +298,7 @@ class Transitions(Symbols):
         what = f"{given[0]} of transition '{name}'"
         if guard is not None:
             stated = expression(what, guard, 1)
-            if not all(vector_of(factor) is None for factor in factors_of(stated)):
+            if any(vector_of(factor) is not None for factor in factors_of(stated)):
                 raise ModelError(
                     f"The {what} is a norm: it touches zero where all components of its vector vanish at once, and "
                     "crosses zero nowhere.",

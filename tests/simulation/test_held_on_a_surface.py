@@ -23,13 +23,21 @@ def clip(force: Any, limit: Any) -> Any:
     return ca.fmax(-limit, ca.fmin(limit, force))
 
 
-def block(sign: int, *, static: float = 1.0, native: bool = True) -> dh.HybridSystem:
-    """A block under the force sign * b * (t - tau), at first in motion."""
+def block(sign: int, *, static: float = 1.0, native: bool = True, counts: str = "") -> dh.HybridSystem:
+    """A block under the force sign * b * (t - tau), at first in motion; its time of slipping may be counted."""
     m = dh.HybridModel("block")
     b, tau, mu, eps = (m.parameter(*own) for own in (("b", 1.0), ("tau", 1.0), ("mu", 0.8), ("eps", 1e-2)))
     v, force = m.differential("v"), sign * b * (m.time - tau)
     friction = ca.if_else(ca.fabs(v) > eps, mu * ca.sign(v), clip(force, static * mu))
-    m.initial(m.mode("run", ode={v: force - friction}), {v: m.parameter("v0", 1.0)})
+    ode, start = {v: force - friction}, {v: m.parameter("v0", 1.0)}
+    slips = ca.if_else(ca.fabs(v) > eps, 1, 0)
+    if counts == "as a state":
+        away, time = m.differential("away"), m.differential("time")
+        ode |= {away: 1e6, time: slips}
+        start |= {away: 0.0, time: 0.0}
+    elif counts:
+        m.functional("time", integrand=slips if counts == "as an integrand" else ca.if_else(v**2 > eps**2, 1, 0))
+    m.initial(m.mode("run", ode=ode), start)
     m.functional("V", terminal=v)
     return m.build(native=native)
 
@@ -136,6 +144,13 @@ def test_blocks_that_stop_and_go(blocks: int, events: int, way: dict[str, Any], 
     more, less = (dh.simulate(system, (0, 15), parameters={"mu": 0.5 + h}, **options) for h in (1e-4, -1e-4))
     slope = (more.functionals["G"] - less.functionals["G"]) / 2e-4
     assert slope == pytest.approx(fsa.gradient["G"][0], rel=1e-3)
+
+
+@pytest.mark.parametrize("counts", ["as an integrand", "as a state", "by its square"])
+def test_what_counts_the_time_of_slipping_is_refused(counts: str) -> None:
+    """Its rate jumps where the block leaves, at a time that is noticed late, and has no derivative in the record."""
+    with pytest.raises(dh.EventError, match="when it does so is not determined by the surface"):
+        dh.simulate(block(1, counts=counts), (0, 3))
 
 
 def test_breaking_away_above_the_limit_of_sliding_is_not_determined() -> None:
