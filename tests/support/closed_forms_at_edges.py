@@ -380,9 +380,8 @@ def singular_rate(rng: np.random.Generator) -> ClosedForm:
 
     end = 2 * moment(*p0, 0).real
     vanishes = law not in ("log", "inverse") and law > 0
-    lost = (
-        (dh.NonFiniteError,) if law and not vanishes else ()
-    )  # a step across the zero may leave no state to go back to
+    # a step across the zero may leave no state to go back to, and a solver that shows none of its steps stops before it
+    lost = (dh.NonFiniteError, dh.StepSizeError) if law and not vanishes else ()
     family = f"rate that {'vanishes' if vanishes else 'is infinite' if law else 'is constant'} at the event"
     return ClosedForm(
         family, build, (0.0, end), p0, lambda p: moment(*p.astype(complex), int(cost == "integral")),
