@@ -100,8 +100,9 @@ class Options:
         modes without (implicit) algebraic variables; ``"auto"`` and ``"erk"`` solve for up to four of them, in
         Hessenberg index 1, within explicit steps.
     max_step, first_step : float or None
-        Largest step, and first step after every start; None lets the integrator choose. A first step longer than the
-        interval of integration is cut; a largest step below the rounding error of time is refused.
+        Largest step, and first step after every start; None lets the integrator choose, with a largest step of a
+        hundredth of the run where the system has kinks that are no events. A first step longer than the interval of
+        integration is cut; a largest step below the rounding error of time is refused.
     fixed_step : float or None
         Length of the steps, for adapters with fixed steps, at most that of the run and `max_step`; the last step before
         an event or a given time is shorter. None (default) controls the error.

@@ -9,6 +9,7 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.compile.builders import Builders
+from dae_hybrid.compile.lowering import moving_symbols
 from dae_hybrid.compile.reset_functions import Jump, event_costs
 from dae_hybrid.conditions.branches import Branches, BranchTable
 from dae_hybrid.conditions.resting import Kinks
@@ -23,8 +24,7 @@ from dae_hybrid.system.watched import Watched
 def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) -> BranchTable:
     """Build the branch table. `stated` is the model as declared; in `model` its relations are events."""
     fixed, time = _fixed(stated, model), {stated.time.__hash__()}
-    moving = {d.symbol.__hash__() for d in stated.declarations.values() if d.kind in ("differential", "algebraic")}
-    moving |= time | {rate.__hash__() for rate in stated.rates.values()}
+    moving = moving_symbols(stated)
     functionals = stated.functionals.values()
 
     transitions, permits = {}, set[int]()

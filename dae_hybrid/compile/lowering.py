@@ -24,6 +24,12 @@ from dae_hybrid.statement.discontinuities import without_marks
 from dae_hybrid.statement.model import HybridModel
 
 
+def moving_symbols(model: HybridModel) -> set[int]:
+    """Hashes of the symbols that change between transitions: time, variables and their rates."""
+    variables = (*model.of_kind("differential"), *model.of_kind("algebraic"))
+    return {symbol.__hash__() for symbol in (model.time, *(d.symbol for d in variables), *model.rates.values())}
+
+
 @dataclass(frozen=True)
 class Flat:
     """Flat symbols of one type (SX or MX) for one mode.

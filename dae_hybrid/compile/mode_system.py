@@ -17,7 +17,7 @@ from dae_hybrid.codegen.products import products
 from dae_hybrid.codegen.sharing import shared
 from dae_hybrid.compile.elimination import solve_in_blocks
 from dae_hybrid.compile.families import apart, closed, functions_of, kernels_of
-from dae_hybrid.compile.lowering import Flat, symbols_for
+from dae_hybrid.compile.lowering import Flat, moving_symbols, symbols_for
 from dae_hybrid.compile.mode_functions import ModeFunctions, term_sizes
 from dae_hybrid.compile.motion_functions import motion_equations
 from dae_hybrid.layout import Layout
@@ -25,6 +25,8 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.matrices import compact
 from dae_hybrid.port.integrator import Equations
 from dae_hybrid.port.motion import MotionEquations, with_code
+from dae_hybrid.statement.discontinuities import Discontinuities, are_smooth
+from dae_hybrid.statement.discontinuous_nodes import KINKS
 from dae_hybrid.system.system import ModeSystem
 
 #: largest product of guards and equations for which guards at consistent points are weighted, not solved for
@@ -230,6 +232,15 @@ class ModeBuilder(ModeFunctions):
         solved = ca.Function("solved", [t, state, m, p], [x])
         return {"solved": lambda: solved, "solved_by_w": solved_by_w}
 
+    def _is_clipped(self) -> bool:
+        """Whether equations or integrands have kinks that are no events."""
+        stated = [self.lowering.mode.everything, *(f.integrand for f in self.model.functionals.values())]
+        parts = [part for part in stated if part is not None]
+        if are_smooth(parts):
+            return False
+        where = f"mode '{self.lowering.mode.name}'"
+        return bool(Discontinuities(where, parts, moving_symbols(self.model), clips=True).innermost(KINKS))
+
     def _in_words(self) -> str:
         if not self.nz:
             return "ODE"
@@ -266,6 +277,7 @@ class ModeBuilder(ModeFunctions):
             integrates=any(f.integrand is not None for f in self.model.functionals.values()),
             algebraic=lowering.algebraic,
             n_singularities=self.poles,
+            clipped=self._is_clipped(),
             unwatched=self.unwatched,
             motion=None if self.motion is None else with_code(self.motion, of_motion),
         )

@@ -21,6 +21,7 @@ from typing import Any
 import casadi as ca
 
 from dae_hybrid.compile.filippov import Surface
+from dae_hybrid.compile.lowering import moving_symbols
 from dae_hybrid.compile.reset_functions import event_costs
 from dae_hybrid.compile.sliding import places, with_sliding
 from dae_hybrid.errors import ModelError
@@ -117,10 +118,12 @@ class _Lifting:
         self.names = set(model.declarations)
         self.inner: dict[str, dict[str, None]] = {}  # switch -> switches of the kinks in its guards
         self.everywhere: dict[str, None] = {}  # switches of integrands
-        moving = [d for d in model.declarations.values() if d.kind in ("differential", "algebraic")]
         #: symbols that the equations of a mode are solved for
         self.solved = ca.veccat(ca.MX(0, 1), *(d.symbol for d in model.of_kind("algebraic")), *model.rates.values())
-        self.moving = {s.__hash__() for s in (model.time, *(d.symbol for d in moving), *model.rates.values())}
+        self.moving = moving_symbols(model)
+        signals = {d.symbol.__hash__() for d in model.of_kind("memory") if d.signal is not None}
+        #: what a clip of known times may not depend on: an input may rest at its kink, to rounding
+        self.unforeseen = (self.moving | signals) - {model.time.__hash__()}
 
     # -- expressions ------------------------------------------------------------------------------
 
@@ -194,7 +197,7 @@ class _Lifting:
         if are_smooth(parts):
             return list(parts)
         found = Discontinuities(where, parts, self.moving, clips=clips)
-        while nodes := found.innermost(ops):
+        while nodes := found.innermost(ops) or self._of_time(found):
             kept = found.clips() if clips else set()
             replaced = [(node, self._replacement(node, used, sharp=sharp)) for node in nodes]
             found.replace(
@@ -203,6 +206,14 @@ class _Lifting:
         found.refuse_rest()
         self.spared.update(dict.fromkeys(found.spared))
         return found.expressions
+
+    def _of_time(self, found: Discontinuities) -> list[Node]:
+        """Kinks of functions of time: nothing else shows an integrator that resolves its states when a clip lets go."""
+        return [
+            node
+            for node in found.innermost(KINKS)
+            if self.unforeseen.isdisjoint(s.__hash__() for argument in node.arguments for s in ca.symvar(argument))
+        ]
 
     def by_switches(self, expression: ca.MX) -> ca.MX:
         """An expression that is evaluated at an instant, by the switches of its relations, as far as there are any."""

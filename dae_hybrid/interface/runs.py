@@ -35,7 +35,7 @@ from dae_hybrid.sensitivity.algorithm1 import serban_recuero
 from dae_hybrid.sensitivity.duality import SweepResult, TangentTrace, balanced
 from dae_hybrid.sensitivity.event_sides import side_values
 from dae_hybrid.sensitivity.forward import TangentState
-from dae_hybrid.simulation.automaton import Automaton
+from dae_hybrid.simulation.automaton import LEAST_STEPS, Automaton
 from dae_hybrid.simulation.event_logic import SIMULTANEITY_RTOLS
 from dae_hybrid.simulation.native_run import trajectory_of
 from dae_hybrid.simulation.stop_times import StopTimes
@@ -133,12 +133,16 @@ class RunBuilder:
             )
 
     def _check_max_step(self) -> None:
-        size, largest = max(abs(self.span[0]), self.span[1] - self.span[0]), self.options.max_step
-        if largest is not None and largest < MIN_PROGRESS_SHARE * size:
+        """Refuse a limit below rounding, and limit the steps of modes with clips, behind which motion begins unseen."""
+        length, largest = self.span[1] - self.span[0], self.options.max_step
+        shortest = MIN_PROGRESS_SHARE * max(abs(self.span[0]), length)
+        if largest is not None and largest < shortest:
             raise OptionError(
                 f"max_step={largest:g} is lost in the rounding of a run from {self.span[0]:g} to {self.span[1]:g}.",
-                remedy=f"Choose {MIN_PROGRESS_SHARE * size:.1g} or more.",
+                remedy=f"Choose {shortest:.1g} or more.",
             )
+        if largest is None and self.options.fixed_step is None and any(m.equations.clipped for m in self.system.modes):
+            self.options = replace(self.options, max_step=max(length / LEAST_STEPS, shortest))
 
     def _check_fixed_step(self) -> None:
         step, length, largest = self.options.fixed_step, self.span[1] - self.span[0], self.options.max_step

@@ -88,6 +88,7 @@ class Equations:
     compiled: Mapping[str, NativeFunction] = field(default_factory=dict, repr=False)
     algebraic: Layout = field(default_factory=lambda: Layout(()))  # the variables of the algebraic equations
     n_singularities: int = 0  # number of guards, the last ones, that are determinants: a zero of one ends a run
+    clipped: bool = False  # whether flow or integrands may begin to move where no guard is zero
     unwatched: bool = False  # whether the algebraic equations may become singular unnoticed by a guard
     constrained: bool = False  # whether the solution stays on constraints of the differential variables alone
     #: positions of the algebraic variables that are known not to be multipliers of constraints

@@ -51,8 +51,8 @@ RECENT_EVENT_TIMES = 4
 CONDITION_SLACK = 1e-14
 #: a guard that is zero at an event and at this share of the run's time scale before it rests at zero
 PLATEAU_STEP = 1e-7
-#: times a run at which motion that is held on a surface is looked at: what moves it may last shorter than a step
-HELD_LOOKS = 100
+#: steps a run, at least, while motion is held on a surface or by a clip: what moves it may last shorter than a step
+LEAST_STEPS = 100
 #: share of a segment before a crossing that could not be located at which its guard is looked at
 SETTLED_SHARE = 1e-3
 #: a guard whose value at the crossing exceeds this share of its change in the segment is discontinuous
@@ -380,7 +380,7 @@ class Automaton:
         knot, graph = self.stops.next_knot(self.t), self.system.graph
         passes = (measured, graph.measures), (knot, graph.turns)
         if any(map(self._is_held, np.flatnonzero(entry.zero_band).tolist())):  # nothing else may ask for short steps
-            last = min(last, self.t + (self.span[1] - self.span[0]) / HELD_LOOKS)
+            last = min(last, self.t + (self.span[1] - self.span[0]) / LEAST_STEPS)
         context = self._context(min([last, *(t for t, by_itself in passes if not by_itself)]))
         t_stop = min(last if context is None else context.t_stop, due, measured, knot)
         if not self._is_now(t_stop):

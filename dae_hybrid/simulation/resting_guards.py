@@ -42,7 +42,7 @@ TRUNCATION = 3.0
 FIRST_LOOK, LOOK_RATIO, LOOKS = 1e-6, 10**0.5, 9
 #: lengths of the implicit steps by which it is seen whether a guard stays at zero; states up to which they are taken
 SETTLING_LOOKS, SETTLING_RATIO, MAX_DENSE_SIZE = 10, 10.0, 400
-#: relative perturbation that measures the terms of a rate; roundings of its terms within which a rate is zero
+#: relative perturbation that measures the terms of a rate; roundings of its terms, or of time, within which it is zero
 TERMS_STEP, RATE_ROUNDINGS = 2.0**-26, 256.0
 
 
@@ -82,7 +82,7 @@ def at_rest(
     def guards(x: Array) -> Array:
         return kernel(e, "guards")(t, x, at.m, p)[0]
 
-    def rates(x: Array) -> Array:
+    def rates(x: Array, t: float = t) -> Array:
         return kernel(e, "rates")(t, x, at.m, p)[0]
 
     def bends(x: Array, t: float = t, past: float = past) -> Array:
@@ -106,7 +106,8 @@ def at_rest(
     candidates = [i for i in transitions if abs(value[i]) <= STATE_ERROR_FACTOR * reach[i]]
     if candidates:
         rate, of_rate = known(rates)
-        candidates = [i for i in candidates if abs(rate[i]) <= STATE_ERROR_FACTOR * of_rate[i]]
+        by_time = abs(rates(x, t + RATE_ROUNDINGS * EPS * max(abs(t), past)) - rate)
+        candidates = [i for i in candidates if abs(rate[i]) <= STATE_ERROR_FACTOR * of_rate[i] + by_time[i]]
     if not candidates:
         return {}
     found = {}

@@ -318,8 +318,9 @@ class HybridModel(Functionals):
         kinks : {"integrate", "events"}
             Functions that are continuous with a discontinuous derivative, such as ``fabs``, ``fmin``, ``fmax`` and
             linear tables in equations and integrands, are integrated across under error control (default), or become
-            events like other relations. Events make gradients of explicit methods more accurate by orders of magnitude.
-            Do not use them for quantities that rest at their kink.
+            events like other relations; those of functions of time, parameters and memory always do. Events make
+            gradients of explicit methods more accurate by orders of magnitude. Do not use them for quantities that
+            rest at their kink.
         relations : {"slide", "cross"}
             Where both sides of a relation in the equations, such as ``sign(v)`` of friction, drive the state to the
             surface on which it switches, the motion slides along it in the sense of Filippov (default), or ends in a

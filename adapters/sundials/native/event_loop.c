@@ -141,7 +141,8 @@ static int one_alone(const event_loop *m, const mode_tables *from, integer index
   for (integer j = 0; j < from->n_guards; j++) {
     const int meets = from->run->model->zero_band[j] == 0 && (double)from->links[j].direction * h[j] >= 0;
     if (index >= 0 && j != index && meets && begun[j] * h[j] < 0) return 0;
-    const double width = band_of(m, h[j], size[j], rate[j], t) + m->slack * elapsed(m, t) * fabs(rate[j]);
+    const double rounding = band_of(m, h[j], size[j], rate[j], t) + m->slack * elapsed(m, t) * fabs(rate[j]);
+    const double width = fmax(rounding, from->run->model->zero_band[j]); /* it may be at rest to the accuracy of the state */
     if (j != index && fabs(h[j]) <= width && !(index >= 0 && passes_by(m, from, j, t, e))) return 0;
   }
   return 1;
