@@ -21,7 +21,9 @@ from dae_hybrid.statement.norms import DIVISIONS, norms_as_divisors
 from dae_hybrid.system.watched import Watched
 
 
-def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) -> BranchTable:
+def branch_table(
+    stated: HybridModel, model: HybridModel, builders: Builders, by_switches: Callable[[ca.MX], ca.MX]
+) -> BranchTable:
     """Build the branch table. `stated` is the model as declared; in `model` its relations are events."""
     fixed, time = _fixed(stated, model), {stated.time.__hash__()}
     moving = moving_symbols(stated)
@@ -71,9 +73,9 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) ->
             called[i] = Watched(calls, lowering.lower)
         equations[i] = Kinks(
             f"mode '{name}'",
-            rates,
-            [ca.MX.zeros(f.size) if f.integrand is None else f.integrand for f in functionals],
-            [unlifted.residual, unlifted.algebraic, unlifted.constraint],
+            list(map(by_switches, rates)),
+            [ca.MX.zeros(f.size) if f.integrand is None else by_switches(f.integrand) for f in functionals],
+            list(map(by_switches, [unlifted.residual, unlifted.algebraic, unlifted.constraint])),
             lowering.lower,
             moving,
         )

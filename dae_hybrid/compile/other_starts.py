@@ -51,7 +51,7 @@ def with_values(system: HybridSystem, origin: Origin, mode: int, names: Sequence
     """
     options, kinks = origin.options, origin.options["kinks"] == "events"
     plain = _rewritten_in(origin.model, system.modes[mode].name, partial(rewritten, kinks=kinks))
-    model, _ = with_relations(
+    model, *_ = with_relations(
         _restated(system, plain, mode, names), kinks=kinks, slides=options["relations"] == "slide"
     )
     builders = Builders(model, eliminate=options["eliminate"], direct=options["index2"] == "direct")

@@ -62,7 +62,7 @@ def build_system(
     origin = Origin(model, options)
     parts.begin("equations")
     stated = rewritten(model, kinks=kinks)
-    model, assumed_smooth = with_relations(stated, kinks=kinks, slides=slides)
+    model, assumed_smooth, by_switches = with_relations(stated, kinks=kinks, slides=slides)
     builders = Builders(model, eliminate=eliminate, direct=direct)
     parts.begin("transitions")
     transitions = builders.transitions()
@@ -90,7 +90,7 @@ def build_system(
     parts.begin("functions at points")
     modes = builders.modes(named, functions["mode"], functions["motion"])
 
-    branches = branch_table(stated, model, builders)
+    branches = branch_table(stated, model, builders, by_switches)
 
     def connected(modes: tuple[ModeSystem, ...], functions: ByOwner) -> TransitionGraph:
         return graph(

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import casadi as ca
 
@@ -37,8 +37,16 @@ from dae_hybrid.statement.triggers import StateTrigger
 MAX_RELATION_TEXT = 60
 
 
-def with_relations(model: HybridModel, *, kinks: bool, slides: bool) -> tuple[HybridModel, tuple[str, ...]]:
-    """Lift the relations of a model into memory and transitions; also return the expressions marked by `smooth`.
+class Lifted(NamedTuple):
+    """A model with its relations lifted into memory and transitions."""
+
+    model: HybridModel
+    spared: tuple[str, ...]  # expressions marked by `smooth`
+    by_switches: Callable[[ca.MX], ca.MX]  # an expression of the model as stated with that memory, kinks as they are
+
+
+def with_relations(model: HybridModel, *, kinks: bool, slides: bool) -> Lifted:
+    """Lift the relations of a model into memory and transitions.
 
     `kinks` tells whether kinks of equations and integrands become events, as those of guards always do; `slides`,
     whether the motion slides where both sides of a relation drive it to their surface.
@@ -49,14 +57,14 @@ def with_relations(model: HybridModel, *, kinks: bool, slides: bool) -> tuple[Hy
         A discontinuity cannot be lifted; the message names it and the remedy.
     """
     if not unsmooth(_stated(model)):
-        return model, ()
+        return Lifted(model, (), lambda expression: expression)
     lifting = _Lifting(model, JUMPS | KINKS if kinks else JUMPS)
     modes = {name: lifting.mode(mode) for name, mode in model.modes.items()}
     functionals = {name: lifting.functional(f) for name, f in model.functionals.items()}
     guards = {name: lifting.guard(t) for name, t in model.transitions.items()}
     spared = tuple(lifting.spared)
     if not lifting.switches and not any("direction" in more for more in guards.values()):
-        return model, spared
+        return Lifted(model, spared, lifting.by_switches)
     found = copy.copy(model)
     found.modes, found.functionals = modes, functionals
     found.transitions = {
@@ -75,7 +83,9 @@ def with_relations(model: HybridModel, *, kinks: bool, slides: bool) -> tuple[Hy
     for mode in modes.values():
         for transition in lifting.transitions(mode, found.transitions):
             found.transitions[transition.name] = transition
-    return with_sliding(found, lifting.surfaces(), lifting.by_switches) if slides else found, spared
+    if slides:
+        found = with_sliding(found, lifting.surfaces(), lifting.by_switches)
+    return Lifted(found, spared, lifting.by_switches)
 
 
 def _stated(model: HybridModel) -> dict[Any, list[ca.MX]]:
@@ -216,7 +226,7 @@ class _Lifting:
         ]
 
     def by_switches(self, expression: ca.MX) -> ca.MX:
-        """An expression that is evaluated at an instant, by the switches of its relations, as far as there are any."""
+        """An expression by the switches of its relations, as far as there are any."""
         if are_smooth([expression]):
             return expression
         found = Discontinuities("a value at an instant", [expression], self.moving)

@@ -452,8 +452,7 @@ class RunBuilder:
         at_events: bool = False,
     ) -> SweepResult:  # fmt: skip
         """Compute a gradient by a backward sweep; `at_events` records the adjoint before each event."""
-        if run.singularity:
-            refuse_singular(run, conditions)
+        refuse_singular(run, conditions)
 
         def use(session: Session) -> SweepResult:
             sweep = self.sweep(run, session, name, wrt, conditions)

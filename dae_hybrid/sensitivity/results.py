@@ -18,6 +18,7 @@ from dae_hybrid.sensitivity.duality import Duality
 from dae_hybrid.sensitivity.forward import TangentState
 from dae_hybrid.system.packing import PortableResult
 from dae_hybrid.system.system import HybridSystem
+from dae_hybrid.system.transition_map import GRAZING_RATE_SHARE
 from dae_hybrid.tables import html, in_short
 from dae_hybrid.trajectory.datasets import dataset, optional
 from dae_hybrid.trajectory.diagnostics import Diagnostics
@@ -111,12 +112,13 @@ class ForwardSensitivity(PortableResult):
 
     @cached_property
     def event_time_sensitivity(self) -> Array:
-        """dt_i/dp (SR eq. 6b, 27), shape (n_events, n_p)."""
+        """dt_i/dp (SR eq. 6b, 27), shape (n_events, n_p); NaN where the guard has no rate."""
         times, events = self._along.event_times, self.trajectory.event_table
         found = np.array(times).reshape(len(times), len(self.parameters))
         for i in np.flatnonzero(events.follows & (events.order == 0)).tolist():
             if self.events[i].returns:
                 found[i] = np.nan
+        found[~events.follows & (np.abs(events.rate) <= GRAZING_RATE_SHARE * events.rate_scale)] = np.nan
         return found
 
     @cached_property

@@ -10,6 +10,7 @@ import numpy as np
 from dae_hybrid.cancellation import raise_if_cancelled
 from dae_hybrid.errors import ConsistencyError, NonFiniteError, StepSizeError
 from dae_hybrid.numerics.arrays import EPS, Array
+from dae_hybrid.numerics.matrices import is_finite
 from dae_hybrid.numerics.step_polynomial import Step
 from dae_hybrid.port.failure_messages import MIN_PROGRESS_SHARE, not_finite_equations, unsolved
 from dae_hybrid.port.stiffness import reduced_jacobian
@@ -235,9 +236,10 @@ class StepWalker:
             t = self.t0 + share * h
             x = step.at(t)
             defect = step.rate(t)[:n] - p.system.kernel(t, x, p.constants)[0][:n]
-            full = p.system.jacobian_kernel(t, x, p.constants)[0]
             try:
-                error = np.linalg.solve(np.eye(n) - h / 4 * reduced_jacobian(full, n), defect)
+                jacobian = reduced_jacobian(p.system.jacobian_kernel(t, x, p.constants)[0], n)
+                # where a root is zero the slope is infinite, and no error is amplified
+                error = np.linalg.solve(np.eye(n) - h / 4 * jacobian, defect) if is_finite(jacobian) else defect
             except np.linalg.LinAlgError:
                 return np.inf
             ratio = ERROR_PER_DEFECT * h * np.abs(error) / (p.absolute[:n] + p.rtol * np.abs(x[:n]))

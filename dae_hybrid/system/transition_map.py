@@ -11,7 +11,7 @@ import numpy as np
 from scipy.sparse import issparse
 
 from dae_hybrid.codegen.kernels import Kernel
-from dae_hybrid.errors import ConsistencyError, EventError, GrazingError, NonFiniteError
+from dae_hybrid.errors import ConsistencyError, DaeHybridError, EventError, GrazingError, NonFiniteError
 from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.algebraic import (
     RANK_TOLERANCE,
@@ -26,6 +26,7 @@ from dae_hybrid.numerics.operators import of
 from dae_hybrid.options import Options
 from dae_hybrid.port.failure_messages import SUSPECTS, refuse_not_finite, said
 from dae_hybrid.port.point import StatePoint
+from dae_hybrid.port.segment_rules import completed
 from dae_hybrid.statement.declarations import Relation, VariableBound
 from dae_hybrid.statement.triggers import Trigger
 from dae_hybrid.system.derivative_conditions import Conditions
@@ -38,6 +39,9 @@ from dae_hybrid.system.reinitialisation import arrival_derivative, refuse_singul
 STATE_ERROR_FACTOR = 100.0
 #: a guard with a rate below this multiple of its range over the run's duration does not cross
 GRAZING_RATE_SHARE = 1e-9
+#: a jump of rates that vanishes with a guard, as its root or faster, is below this share of what it was before: the
+#: guard has been located to some roundings
+VANISHED_SHARE = 16 * EPS**0.5
 
 if TYPE_CHECKING:
     from dae_hybrid.port.records import EventRecord
@@ -447,6 +451,8 @@ class TransitionMap:
         rate = float(h[0, :nw] @ flow_minus + h[0, -1])
         if self.is_empty or (self.is_kink and not event.follows):
             return self._continuous(h, rate, flow_minus, g_minus, event)
+        if self.comes_to_rest(source, event, p, clock):
+            return self._continuous(h, rate, flow_minus, g_minus, event)
         self._refuse_grazing(event, rate, conditions)
         cost, dxi = None, np.zeros((0, nw + np_ + 1))
         costs = "cost" in self.kernels
@@ -494,6 +500,38 @@ class TransitionMap:
             integrand_minus=integrand,
             integrand_plus=integrand,
         )
+
+    def comes_to_rest(self, source: ModeSystem, event: EventRecord, p: Array, clock: Array) -> bool:
+        """Whether the guard of a relation arrives at zero without a rate, and all jumps of rates vanish with it.
+
+        A tank that empties by itself, h' = -c sqrt(h), arrives as (t* - t)^2: t* has a derivative, which is 0 / 0 here,
+        and what does not jump there does not need it. The jumps are compared with those at a point from which the guard
+        has come, at its range from zero.
+        """
+        if self.relation is None or event.follows or self._crosses(event, event.rate):
+            return False
+        t, e = event.time, source.equations
+        by_y = self.guard_derivatives(source, t, event.x_minus, event.memory_minus, p, clock)[0][: e.n_differential]
+        steepness = float(by_y @ by_y)
+        if not (math.isfinite(steepness) and steepness > 0):
+            return False
+        moved = event.x_minus.copy()
+        moved[: by_y.size] -= self.direction * event.rate_scale * max(abs(t), t - clock[0]) / steepness * by_y
+
+        def jumps(before: Array, after: Array) -> Array:
+            found = self.kernels["tangent"](t, before, event.memory_minus, after, event.memory_plus, p, clock)
+            return abs(np.concatenate((found[2] - found[4], found[3] - found[5])))
+
+        def completed_at(m: Array) -> Array:
+            return source.complete(t, *completed(e, t, moved[: e.n], m, p), m, p)[0]
+
+        try:
+            with np.errstate(all="ignore"):
+                there = jumps(completed_at(event.memory_minus), completed_at(event.memory_plus))
+        except DaeHybridError:  # the mode is not defined there
+            return False
+        here = jumps(event.x_minus, event.x_plus)
+        return bool(np.all((here == 0) | (here <= VANISHED_SHARE * there)))
 
     @staticmethod
     def _crosses(event: EventRecord, rate: float) -> bool:

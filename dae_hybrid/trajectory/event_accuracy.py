@@ -20,6 +20,7 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.record_table import Kind, RecordTable
 from dae_hybrid.port.records import EventRecord
 from dae_hybrid.port.stiffness import norm_bound, reduced_jacobian, state_jacobian
+from dae_hybrid.system.transition_map import GRAZING_RATE_SHARE
 from dae_hybrid.trajectory.grazing import MAX_DENSE_SIZE, GuardCrossing, accuracy
 from dae_hybrid.trajectory.trajectory import Trajectory
 
@@ -115,9 +116,12 @@ def _crossing(index: int, table: RecordTable, kind: Kind, i: int) -> GuardCrossi
 def _amplification(trajectory: Trajectory, crossing: GuardCrossing, span: float) -> float:
     """Return the error of an event time in multiples of rtol times the duration; 0 if no fast state causes it.
 
-    If the rate of the guard is noise, its range over the duration replaces it.
+    If the rate of the guard is noise, its range over the duration replaces it. A guard without a rate has no derivative
+    of its time.
     """
     now, rate = accuracy(trajectory, crossing), abs(crossing.rate)
+    if rate <= GRAZING_RATE_SHARE * crossing.rate_scale:
+        return 0.0
     known = rate if 0 < crossing.rate_scale <= MIN_RANGE_SHARE * rate else crossing.rate_scale
     if now <= INACCURATE_TIME_FACTOR * trajectory.options.rtol * span * min(rate, known):
         return 0.0

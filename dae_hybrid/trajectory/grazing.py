@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,8 @@ def refuse_shallow(trajectory: Trajectory, conditions: Conditions) -> None:
         transition = trajectory.system.transitions[event.index]
         if not event.direction or event.follows or transition.is_kink or transition.is_empty:
             continue
+        if _comes_to_rest(trajectory, event):
+            continue
         depth, turn = _parabola(trajectory, event)
         if depth > SHALLOW_FACTOR * accuracy(trajectory, event):
             continue
@@ -70,16 +73,31 @@ def refuse_shallow(trajectory: Trajectory, conditions: Conditions) -> None:
 
 
 def refuse_singular(trajectory: Trajectory, conditions: Conditions) -> None:
-    """Refuse a backward sweep from an event at which the rates have no limit; events that graze are refused as such."""
+    """Refuse a backward sweep from an event at which the rates have no limit, or come to rest.
+
+    Events that graze are refused as such.
+    """
+    reason, resting = trajectory.singularity, filter(partial(_comes_to_rest, trajectory), trajectory.uncertified)
+    if not reason and (event := next(resting, None)) is not None:
+        reason = f"At the event of '{event.transition}', t = {event.time:.9g}, the motion comes to rest on the surface."
+    if not reason:
+        return
     for event in trajectory.events:
         trajectory.system.linearise(event, trajectory.parameters, trajectory.t_span[0], conditions)
     refuse_shallow(trajectory, conditions)
     conditions.fail(
         EventError(
-            f"{trajectory.singularity} A backward sweep would start there, where its coefficients are infinite.",
+            f"{reason} A backward sweep would start there, where its coefficients are infinite.",
             remedy="Use forward_sensitivity, whose derivatives are integrated up to that point.",
         )
     )
+
+
+def _comes_to_rest(trajectory: Trajectory, event: EventRecord) -> bool:
+    """See `TransitionMap.comes_to_rest`."""
+    system, clock = trajectory.system, schedule_state(trajectory.t_span[0], event.count)
+    transition = system.transitions[event.index]
+    return transition.comes_to_rest(system.modes[transition.source], event, trajectory.parameters, clock)
 
 
 def close_to_zero(trajectory: Trajectory, mode: ModeSystem, guards: Array, sizes: Array) -> NDArray[np.bool_]:
