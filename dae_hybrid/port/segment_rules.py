@@ -133,15 +133,18 @@ def zero_at_the_end(
     return None
 
 
-def has_limit(before: tuple[Array, float], at_zero: tuple[Array, float], rtol: float, *, vanishes: bool = True) -> bool:
+def has_limit(
+    before: tuple[Array, float], at_zero: tuple[Array, float], rtol: float, *, vanishes: bool = True,
+    negligible: float = 0.0,
+) -> bool:  # fmt: skip
     """Whether the rates, of the state and of a guard, at its zero are a limit of those before.
 
-    They agree to the square root of rtol, so that derivatives of one point can be used at the other, or (`vanishes`)
-    that of the guard is as small as that.
+    They agree to the square root of rtol, so that derivatives of one point can be used at the other, to a difference in
+    norm that is `negligible`, or (`vanishes`) that of the guard is as small as that.
     """
     (xdot, rate), (other, moving) = before, at_zero
     shrinks = vanishes and 0 <= moving * math.copysign(1.0, rate) <= math.sqrt(rtol) * abs(rate)
-    return shrinks or bool(np.linalg.norm(other - xdot) <= math.sqrt(rtol) * np.linalg.norm(xdot))
+    return shrinks or bool(np.linalg.norm(other - xdot) <= math.sqrt(rtol) * np.linalg.norm(xdot) + negligible)
 
 
 def is_short(t0: float, t1: float) -> bool:

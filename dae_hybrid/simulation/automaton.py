@@ -311,7 +311,10 @@ class Automaton:
             there = at.x[:n] + moment * at.xdot[:n], at.m, self.p
             rates = kernel(mode.equations, "complete")(self.t + moment, *there)[1]
             moving = kernel(mode.equations, "rates")(self.t + moment, *there)[0][index]
-        return has_limit((at.xdot[:n], rate), (rates, moving), self.options.rtol, vanishes=False)
+        slow = np.linalg.norm(self.options.allowed(mode.equations.variables, at.x[:n])) / (self.span[1] - self.span[0])
+        return has_limit(
+            (at.xdot[:n], rate), (rates, moving), self.options.rtol, vanishes=False, negligible=float(slow)
+        )
 
     @staticmethod
     def _stayed_at_zero(crossing: tuple[int, float, float], entry: SegmentEntry) -> bool:
