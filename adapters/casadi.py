@@ -99,7 +99,7 @@ class _StretchStepper:
         """Compute the next stretch."""
         p = self._problem
         reason: RuntimeError | None = None
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             left = p.t_stop - self.t
             length = min(self._length, INTERVALS / STEP * p.max_step)
             if left - length <= RESOLVED * np.spacing(max(abs(p.t0), abs(p.t_stop))):  # too short for a stretch
@@ -122,7 +122,8 @@ class _StretchStepper:
                 self._times, self._values, self._index = times, values, 0
                 self._length = float(length * factor) if length < left or factor < 1 else self._length
                 return
-            self._length = float(length * min(factor, 0.8))
+            # the error at a kink falls with the length alone, not with its power
+            self._length = float(length * (min(factor, 0.8) if attempt < ATTEMPTS // 4 else SHRINK))
         raise self._failure(reason)
 
     def _failure(self, reason: RuntimeError | None) -> IntegrationError:

@@ -157,14 +157,17 @@ class Kernel(NotPicklable):
             self._many[count] = Kernel(mapped)
         return self._many[count]
 
-    def over(self, *arguments: Array) -> Iterator[list[Array]]:
-        """Yield dense outputs for rows of inputs; a one-dimensional input is shared by all rows."""
+    def stacked(self, *arguments: Array) -> list[Array]:
+        """Return dense outputs, (n_rows, ...), for rows of inputs; a one-dimensional input is shared by all rows."""
         found = self._evaluated().call([np.atleast_2d(v).T for v in arguments])
-        outputs = [
+        return [
             np.asarray(v).reshape(rows, -1, columns).swapaxes(0, 1)
             for v, (rows, columns, _) in zip(found, self._shapes, strict=True)
         ]
-        for row in zip(*outputs, strict=True):
+
+    def over(self, *arguments: Array) -> Iterator[list[Array]]:
+        """Yield the outputs of `stacked` row by row."""
+        for row in zip(*self.stacked(*arguments), strict=True):
             yield [v if matrix else v[:, 0] for v, (_, _, matrix) in zip(row, self._shapes, strict=True)]
 
 

@@ -377,9 +377,8 @@ def _near(
     mode, m = owners[0].mode, np.array([s.memory for s in owners])
     largest = np.maximum(np.abs(x), run.largest(mode))  # a state next to zero has the errors of what it has been
     allowed = np.hstack((np.zeros((t.size, 1)), options.allowed(mode.variables, largest), options.rtol * np.abs(m)))
-    rows = zip(t, x, m, allowed, np.zeros_like(allowed) if rates is None else rates, strict=True)
-    found = [kinks.near(at, point, memory, run.parameters, *more) for at, point, memory, *more in rows]
-    return [np.array(column) for column in zip(*found, strict=True)]
+    moving = np.zeros_like(allowed) if rates is None else rates
+    return [v[:, :, 0] for v in kinks.near.stacked(t[:, None], x, m, run.parameters, allowed, moving)]
 
 
 def _weights(

@@ -106,7 +106,8 @@ def at_rest(
     candidates = [i for i in transitions if abs(value[i]) <= STATE_ERROR_FACTOR * reach[i]]
     if candidates:
         rate, of_rate = known(rates)
-        by_time = abs(rates(x, t + RATE_ROUNDINGS * EPS * max(abs(t), past)) - rate)
+        with np.errstate(invalid="ignore"):
+            by_time = abs(rates(x, t + RATE_ROUNDINGS * EPS * max(abs(t), past)) - rate)
         candidates = [i for i in candidates if abs(rate[i]) <= STATE_ERROR_FACTOR * of_rate[i] + by_time[i]]
     if not candidates:
         return {}
