@@ -159,10 +159,11 @@ class Kernel(NotPicklable):
 
     def stacked(self, *arguments: Array) -> list[Array]:
         """Return dense outputs, (n_rows, ...), for rows of inputs; a one-dimensional input is shared by all rows."""
-        found = self._evaluated().call([np.atleast_2d(v).T for v in arguments])
+        given = [np.atleast_2d(v).T for v in arguments]
+        count = max(v.shape[1] for v in given)
         return [
-            np.asarray(v).reshape(rows, -1, columns).swapaxes(0, 1)
-            for v, (rows, columns, _) in zip(found, self._shapes, strict=True)
+            np.asarray(v).reshape(rows, count, columns).swapaxes(0, 1)
+            for v, (rows, columns, _) in zip(self._evaluated().call(given), self._shapes, strict=True)
         ]
 
     def over(self, *arguments: Array) -> Iterator[list[Array]]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import casadi as ca
 import numpy as np
@@ -19,7 +19,7 @@ from dae_hybrid.codegen.casadi_tools import kind_for
 from dae_hybrid.codegen.kernels import Kernel
 from dae_hybrid.errors import EventError
 from dae_hybrid.numerics.arrays import EPS, Array
-from dae_hybrid.port.record_table import RECORDS
+from dae_hybrid.port.record_table import RECORDS, RecordTable
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.port.replay import SegmentReplay
 from dae_hybrid.simulation.event_logic import SIMULTANEITY_RTOLS, ZERO_ROUNDINGS
@@ -31,6 +31,7 @@ from dae_hybrid.system.linearisation import chain
 
 if TYPE_CHECKING:
     from dae_hybrid.sensitivity.forward import TangentState
+    from dae_hybrid.system.system import ModeSystem
     from dae_hybrid.trajectory.trajectory import Segment, Trajectory
 
 #: share of a segment during which the argument of a kink must be zero to be at rest; relative size of a zero rate
@@ -273,21 +274,32 @@ def _rests(run: Trajectory, kinks: Mapping[int, Kinks], functionals: tuple[str, 
     """Return the points at which a run rests at kinks that affect it or the functionals."""
     found = []
     for index, own in kinks.items():
-        given = (part for part in run.parts if not isinstance(part, RECORDS))  # the same objects as in `_states`
-        segments = [s for s in given if s.mode.index == index and s.t_end > s.t_start]
-        for batch in _batches(segments, MAX_NUMBERS // len(own.texts)):
-            points = [_points(run, segment) for segment in batch]
-            owners = [segment for segment, (t, _) in zip(batch, points, strict=True) for _ in t]
-            t, x = (np.concatenate(parts) for parts in zip(*points, strict=True))
-            if run.system.modes[index].integrates_all:
-                owners, t, x = _corrected(run, own, owners, t, x)
-            stays = _stays(run, own, owners, t, x)
-            for i in _some(np.flatnonzero(stays.any(axis=1)), np.array([id(s) for s in owners])):
-                weights = _weights(run, own, owners[i], t[i], x[i], functionals)
+        mode = run.system.modes[index]
+        for points, segments in _sampled(run, mode, MAX_NUMBERS // len(own.texts)):
+            if mode.integrates_all and mode.algebraic.size:
+                points = _corrected(run, own, mode, points)
+            stays = _stays(run, own, mode, points)
+            for i in _some(np.flatnonzero(stays.any(axis=1)), points.owner):
+                segment, t, x = segments(int(points.owner[i])), float(points.t[i]), points.x[i]
+                weights = _weights(run, own, segment, t, x, functionals)
                 rest = stays[i] & (weights != 0)
-                if rest.any() and np.any(rest := rest & _stays_beside(run, own, owners[i], t[i])):
-                    found.append(_Rest(owners[i], own, float(t[i]), x[i], rest, weights))
+                if rest.any() and np.any(rest := rest & _stays_beside(run, own, segment, t)):
+                    found.append(_Rest(segment, own, t, x, rest, weights))
     return found
+
+
+class _Points(NamedTuple):
+    """Points of segments of one mode, with the memory, the duration and the number of their segments."""
+
+    t: Array
+    x: Array
+    memory: Array
+    duration: Array
+    owner: NDArray[np.int64]
+
+    def at(self, which: Any) -> _Points:
+        """Some of the points."""
+        return _Points(*(part[which] for part in self))
 
 
 def _some(places: NDArray[np.intp], owners: NDArray[np.int64]) -> list[int]:
@@ -299,6 +311,70 @@ def _some(places: NDArray[np.intp], owners: NDArray[np.int64]) -> list[int]:
         if group.size
     )
     return [int(i) for group in chosen for i in group]
+
+
+def _sampled(run: Trajectory, mode: ModeSystem, most: int) -> Iterator[tuple[_Points, Callable[[int], Segment]]]:
+    """Yield about `most` points of segments of a mode at a time, and the segments by their numbers.
+
+    The segments are those of `run.parts`, as in `_states`.
+    """
+    plain: list[Segment] = []
+    for item in run.parts.given:
+        if isinstance(item, RecordTable):
+            if item.task.t_eval is None and item.complete() is item:
+                points = _of_table(run, item, mode)
+                segments = partial(_segment_of, run, item)
+                for first in range(0, points.t.size, most):
+                    yield points.at(slice(first, first + most)), segments
+                continue
+            plain += [part for part in run.parts.of(item) if not isinstance(part, RECORDS)]
+        elif not isinstance(item, RECORDS):
+            plain.append(item)
+    own = [segment for segment in plain if segment.mode is mode and segment.t_end > segment.t_start]
+    for batch in _batches(own, most):
+        yield _joined([_of_segment(run, segment, k) for k, segment in enumerate(batch)]), batch.__getitem__
+
+
+def _segment_of(run: Trajectory, table: RecordTable, k: int) -> Segment:
+    """Return the segment before a record."""
+    parts = [part for part in run.parts.of(table) if not isinstance(part, RECORDS)]
+    return parts[int(np.count_nonzero(table.is_segments[:k]))]
+
+
+def _joined(points: Sequence[_Points]) -> _Points:
+    return _Points(*(np.concatenate(parts) for parts in zip(*points, strict=True)))
+
+
+def _of_table(run: Trajectory, table: RecordTable, mode: ModeSystem) -> _Points:
+    """Return the points of the segments of a mode in a record table; see `_of_segment`."""
+    count, index, n = table.offsets.size, mode.index, mode.equations.n
+    starts, ends = np.zeros((2, count, mode.variables.size))
+    memory = np.zeros((count, run.system.memory.size))
+    if table.mode == index:
+        starts[0] = table.start[0]
+    for kind in table.kinds:
+        if kind.mode == index:
+            ends[kind.places], memory[kind.places] = table.values(kind, "x"), table.values(kind, "memory")
+        if kind.target == index:
+            which = np.flatnonzero(kind.places + 1 < count)
+            starts[kind.places[which] + 1] = table.values(kind, "x_after", which)
+    begin, end = table.begins, table.column("time")
+    own = np.flatnonzero(table.is_segments & (table.column("mode") == index) & (end > begin))
+    rows, (first, last) = table.rows[index], (table.column(name, own).astype(int) for name in ("row", "row_end"))
+    sizes = np.maximum(np.minimum(last, len(rows)) - first, 0)
+    owner = np.repeat(own, sizes)
+    places = np.arange(owner.size) + np.repeat(first - np.cumsum(sizes) + sizes, sizes)
+    t, duration = rows[places, 0], end - begin
+    gaps = (t - begin[owner]) // (REST_SHARE / 2 * duration[owner])
+    kept = np.append(True, (np.diff(owner) != 0) | (np.diff(gaps) != 0))[: owner.size]
+    owner, places, t = owner[kept], places[kept], t[kept]
+    x = rows[places, 1 : 1 + n]
+    if not (mode.integrates_all or table.methods[index].final_outputs):
+        x = mode.complete_rows(t, x, memory[owner], run.parameters)
+    inside = _Points(t, x, memory[owner], duration[owner], owner)
+    sides = [_Points(at[own], of[own], memory[own], duration[own], own) for at, of in ((begin, starts), (end, ends))]
+    found = _joined([sides[0], inside, sides[1]])
+    return found.at(np.argsort(found.owner, kind="stable"))
 
 
 def _batches(segments: list[Segment], most: int) -> Iterator[list[Segment]]:
@@ -315,66 +391,65 @@ def _batches(segments: list[Segment], most: int) -> Iterator[list[Segment]]:
         yield batch
 
 
-def _points(run: Trajectory, segment: Segment) -> tuple[Array, Array]:
+def _of_segment(run: Trajectory, segment: Segment, number: int) -> _Points:
     """Return times in a segment with x there: its steps, or in long segments times close enough to find a rest.
 
     Algebraic variables that the integrator returns are not corrected.
     """
     rough, t = segment.mode.integrates_all, segment.t
-    x = segment.states if rough else segment.values
-    is_short = segment.t_end - segment.t_start < REST_SHARE * (run.final[0] - run.t_span[0])
+    x, duration = segment.states if rough else segment.values, segment.t_end - segment.t_start
+    is_short = duration < REST_SHARE * (run.final[0] - run.t_span[0])
     if not is_short and isinstance(segment.interpolate, SegmentReplay) and segment.interpolate.task.t_eval is not None:
         t = np.linspace(segment.t_start, segment.t_end, SAMPLES)[1:-1]
         x = segment.states_at(t) if rough else segment.dense(t)
     else:  # spacing below the shortest rest
-        spacing = REST_SHARE / 2 * (segment.t_end - segment.t_start)
+        spacing = REST_SHARE / 2 * duration
         chosen = np.unique((t - segment.t_start) // spacing, return_index=True)[1]
         t, x = t[chosen], x[chosen]
     t = np.concatenate(([segment.t_start], t, [segment.t_end]))
-    return t, np.vstack((segment.x_start, x, segment.x_end))
+    return _within(segment, t, np.vstack((segment.x_start, x, segment.x_end)), number)
 
 
-def _corrected(
-    run: Trajectory, kinks: Kinks, owners: Sequence[Segment], t: Array, x: Array
-) -> tuple[list[Segment], Array, Array]:
+def _within(segment: Segment, t: Array, x: Array, number: int = 0) -> _Points:
+    """Return points within a segment."""
+    duration = np.full(t.size, segment.t_end - segment.t_start)
+    return _Points(t, x, np.tile(segment.memory, (t.size, 1)), duration, np.full(t.size, number))
+
+
+def _corrected(run: Trajectory, kinks: Kinks, mode: ModeSystem, points: _Points) -> _Points:
     """Select the points that may be at a kink, and correct their algebraic variables (costly)."""
-    arguments, known, *_ = _near(run, kinks, owners, t, x)
-    rows = np.flatnonzero((np.abs(arguments) <= UNCORRECTED_FACTOR * known).any(axis=1))
-    own = [owners[i] for i in rows.tolist()]
-    memory = np.array([segment.memory for segment in own]).reshape(rows.size, run.system.memory.size)
-    return own, t[rows], owners[0].mode.complete_rows(t[rows], x[rows], memory, run.parameters)
+    arguments, known, *_ = _near(run, kinks, mode, points)
+    found = points.at((np.abs(arguments) <= UNCORRECTED_FACTOR * known).any(axis=1))
+    return found._replace(x=mode.complete_rows(found.t, found.x, found.memory, run.parameters))
 
 
 def _stays_beside(run: Trajectory, kinks: Kinks, segment: Segment, t: float) -> NDArray[np.bool_]:
     """Return the kinks at which a run is also shortly before or after a time."""
     beside = t + REST_SHARE * (segment.t_end - segment.t_start) * np.array([-1.0, 1.0])
     beside = beside[(segment.t_start <= beside) & (beside <= segment.t_end)]
-    return np.asarray(_stays(run, kinks, [segment] * beside.size, beside, segment.dense(beside)).any(axis=0))
+    points = _within(segment, beside, segment.dense(beside))
+    return np.asarray(_stays(run, kinks, segment.mode, points).any(axis=0))
 
 
-def _stays(run: Trajectory, kinks: Kinks, owners: Sequence[Segment], t: Array, x: Array) -> NDArray[np.bool_]:
-    """Return the kinks at which a run stays, by its rates, at times in segments of one mode: (n_times, n_kinks)."""
-    arguments, known, *_ = _near(run, kinks, owners, t, x)
+def _stays(run: Trajectory, kinks: Kinks, mode: ModeSystem, points: _Points) -> NDArray[np.bool_]:
+    """Return the kinks at which a run stays, by its rates, at points of one mode: (n_times, n_kinks)."""
+    arguments, known, *_ = _near(run, kinks, mode, points)
     stays = np.abs(arguments) <= known
     if (at := np.flatnonzero(stays.any(axis=1))).size:  # rates are needed only there
-        own = [owners[i] for i in at.tolist()]
-        m, duration = np.array([s.memory for s in own]), np.array([s.t_end - s.t_start for s in own])
-        point = t[None, at], x[at].T, m.T, np.tile(run.parameters[:, None], at.size)
-        xdot = np.array(own[0].mode.kernels["entry"].function(*point)[0]).T
-        rates = np.hstack((np.ones((at.size, 1)), xdot, np.zeros_like(m)))
-        _, _, moving, terms = _near(run, kinks, own, t[at], x[at], rates)
-        stays[at] &= np.abs(moving) <= np.maximum(ZERO_RATE * terms, known[at] / (REST_SHARE * duration[:, None]))
+        some = points.at(at)
+        (xdot,) = mode.kernels["entry"].stacked(some.t[:, None], some.x, some.memory, run.parameters)[:1]
+        rates = np.hstack((np.ones((at.size, 1)), xdot[:, :, 0], np.zeros_like(some.memory)))
+        _, _, moving, terms = _near(run, kinks, mode, some, rates)
+        stays[at] &= np.abs(moving) <= np.maximum(ZERO_RATE * terms, known[at] / (REST_SHARE * some.duration[:, None]))
     return np.asarray(stays)
 
 
-def _near(
-    run: Trajectory, kinks: Kinks, owners: Sequence[Segment], t: Array, x: Array, rates: Array | None = None
-) -> list[Array]:
-    """Evaluate `Kinks.near` at every time, (n_times, n_kinks)."""
+def _near(run: Trajectory, kinks: Kinks, mode: ModeSystem, points: _Points, rates: Array | None = None) -> list[Array]:
+    """Evaluate `Kinks.near` at every point, (n_times, n_kinks)."""
+    t, x, m, *_ = points
     options, count = run.options, len(kinks.texts)
     if not t.size:
         return [np.zeros((0, count))] * 4
-    mode, m = owners[0].mode, np.array([s.memory for s in owners])
     largest = np.maximum(np.abs(x), run.largest(mode))  # a state next to zero has the errors of what it has been
     allowed = np.hstack((np.zeros((t.size, 1)), options.allowed(mode.variables, largest), options.rtol * np.abs(m)))
     moving = np.zeros_like(allowed) if rates is None else rates

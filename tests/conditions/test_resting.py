@@ -11,6 +11,8 @@ import pytest
 
 import dae_hybrid as dh
 from dae_hybrid.conditions import resting
+from dae_hybrid.port.record_table import RecordTable
+from dae_hybrid.trajectory.trajectory import Segment
 
 TIGHT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-11}
 #: rates of z in x' = -a x, y' = -b y with x(0) = y(0) = a = b = 1, and dz/d(a, b) at 1, None where there are two
@@ -181,3 +183,31 @@ def test_a_terminal_kink_next_to_zero_is_judged_by_the_accuracy_of_the_run(metho
                 dh.forward_sensitivity(system, t_span, parameters={"p": share * off}, rtol=rtol, method=method)
     away = dh.forward_sensitivity(system, span, parameters={"p": 0.1}, rtol=rtol, method=method)
     assert away.gradient["G"] == pytest.approx([2.0])
+
+
+def test_points_of_record_tables_are_those_of_segments() -> None:
+    """Two modes with states of different sizes, an eliminated variable and memory."""
+    m = dh.HybridModel("tables")
+    a, x, y, z, n = (
+        m.parameter("a", 0.5),
+        m.differential("x"),
+        m.differential("y"),
+        m.algebraic("z"),
+        m.memory("n", initial=0.0),
+    )
+    one = m.mode("one", ode={x: z - x}, algebraic=[z - ca.fmax(x, a) - 1])
+    two = m.mode("two", ode={x: -x + n * 0.01, y: ca.fabs(x - y)})
+    m.transition(one, two, guard=x - 1.4, direction="rising", reset={x: x, y: 0.0}, memory={n: n + 1}, name="on")
+    m.transition(two, one, guard=x - 0.2, direction="falling", reset={x: x}, name="off")
+    m.initial(one, {x: 0.0})
+    run = dh.simulate(m.build(), (0, 20), rtol=1e-8)
+    (table,) = (item for item in run.parts.given if isinstance(item, RecordTable))
+    for mode in run.system.modes:
+        found = resting._of_table(run, table, mode)
+        segments = [s for s in run.parts.of(table) if isinstance(s, Segment) and s.mode is mode]
+        expected = resting._joined([resting._of_segment(run, s, k) for k, s in enumerate(segments)])
+        assert len(segments) > 3
+        for own, other in zip(found[:4], expected[:4], strict=True):
+            np.testing.assert_array_equal(own, other)
+        numbers = [resting._segment_of(run, table, int(k)) for k in dict.fromkeys(found.owner.tolist())]
+        assert [id(s) for s in numbers] == [id(s) for s in segments]
