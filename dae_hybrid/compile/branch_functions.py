@@ -11,6 +11,7 @@ import numpy as np
 from dae_hybrid.compile.builders import Builders
 from dae_hybrid.compile.lowering import moving_symbols
 from dae_hybrid.compile.reset_functions import Jump, event_costs
+from dae_hybrid.compile.sliding import BySwitches
 from dae_hybrid.conditions.branches import Branches, BranchTable
 from dae_hybrid.conditions.resting import Kinks
 from dae_hybrid.conditions.slopes import Slopes
@@ -21,9 +22,7 @@ from dae_hybrid.statement.norms import DIVISIONS, norms_as_divisors
 from dae_hybrid.system.watched import Watched
 
 
-def branch_table(
-    stated: HybridModel, model: HybridModel, builders: Builders, by_switches: Callable[[ca.MX], ca.MX]
-) -> BranchTable:
+def branch_table(stated: HybridModel, model: HybridModel, builders: Builders, by_switches: BySwitches) -> BranchTable:
     """Build the branch table. `stated` is the model as declared; in `model` its relations are events."""
     fixed, time = _fixed(stated, model), {stated.time.__hash__()}
     moving = moving_symbols(stated)
@@ -73,9 +72,10 @@ def branch_table(
             called[i] = Watched(calls, lowering.lower)
         equations[i] = Kinks(
             f"mode '{name}'",
-            list(map(by_switches, rates)),
-            [ca.MX.zeros(f.size) if f.integrand is None else by_switches(f.integrand) for f in functionals],
-            list(map(by_switches, [unlifted.residual, unlifted.algebraic, unlifted.constraint])),
+            rates,
+            [ca.MX.zeros(f.size) if f.integrand is None else f.integrand for f in functionals],
+            [unlifted.residual, unlifted.algebraic, unlifted.constraint],
+            by_switches,
             lowering.lower,
             moving,
         )

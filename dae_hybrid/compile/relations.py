@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ import casadi as ca
 from dae_hybrid.compile.filippov import Surface
 from dae_hybrid.compile.lowering import moving_symbols
 from dae_hybrid.compile.reset_functions import event_costs
-from dae_hybrid.compile.sliding import places, with_sliding
+from dae_hybrid.compile.sliding import BySwitches, places, with_sliding
 from dae_hybrid.errors import ModelError
 from dae_hybrid.layout import Layout
 from dae_hybrid.statement.declarations import Declaration, Functional, Mode, Relation, Transition
@@ -42,7 +42,7 @@ class Lifted(NamedTuple):
 
     model: HybridModel
     spared: tuple[str, ...]  # expressions marked by `smooth`
-    by_switches: Callable[[ca.MX], ca.MX]  # an expression of the model as stated with that memory, kinks as they are
+    by_switches: BySwitches
 
 
 def with_relations(model: HybridModel, *, kinks: bool, slides: bool) -> Lifted:
@@ -57,7 +57,7 @@ def with_relations(model: HybridModel, *, kinks: bool, slides: bool) -> Lifted:
         A discontinuity cannot be lifted; the message names it and the remedy.
     """
     if not unsmooth(_stated(model)):
-        return Lifted(model, (), lambda expression: expression)
+        return Lifted(model, (), list)
     lifting = _Lifting(model, JUMPS | KINKS if kinks else JUMPS)
     modes = {name: lifting.mode(mode) for name, mode in model.modes.items()}
     functionals = {name: lifting.functional(f) for name, f in model.functionals.items()}
@@ -225,11 +225,11 @@ class _Lifting:
             if self.unforeseen.isdisjoint(s.__hash__() for argument in node.arguments for s in ca.symvar(argument))
         ]
 
-    def by_switches(self, expression: ca.MX) -> ca.MX:
-        """An expression by the switches of its relations, as far as there are any."""
-        if are_smooth([expression]):
-            return expression
-        found = Discontinuities("a value at an instant", [expression], self.moving)
+    def by_switches(self, expressions: Sequence[ca.MX]) -> list[ca.MX]:
+        """Expressions by the switches of their relations, as far as there are any."""
+        if are_smooth(expressions):
+            return list(expressions)
+        found = Discontinuities("a value at an instant", expressions, self.moving)
         while nodes := found.innermost(JUMPS):
             replaced = []
             for node in nodes:
@@ -237,7 +237,7 @@ class _Lifting:
                 symbols = [switch.symbol for switch in known if switch is not None]
                 replaced.append((node, _by(node, symbols) if len(symbols) == node.size else found.hidden(node)))
             found.replace(replaced)
-        return found.expressions[0]
+        return found.expressions
 
     def _replacement(self, node: Node, used: dict[str, None], *, sharp: bool) -> ca.MX:
         """The expression that replaces a node, entry by entry for a vector."""

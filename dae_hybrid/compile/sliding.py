@@ -36,6 +36,8 @@ from dae_hybrid.statement.expressions import free_name
 from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.statement.triggers import StateTrigger
 
+#: expressions of a model as stated -> the same by the memory of its relations, kinks as they are
+type BySwitches = Callable[[Sequence[ca.MX]], list[ca.MX]]
 #: value of guards that are not watched
 AWAY = 1.0
 #: points at which heights are compared
@@ -60,11 +62,11 @@ def places(heights: Sequence[ca.MX]) -> list[tuple[frozenset[int], tuple[str, ..
     return found
 
 
-def with_sliding(model: HybridModel, surfaces: Sequence[Surface], by_switches: Callable[[ca.MX], ca.MX]) -> HybridModel:
+def with_sliding(model: HybridModel, surfaces: Sequence[Surface], by_switches: BySwitches) -> HybridModel:
     """Return the model with sliding motion on the surfaces on which its modes allow it.
 
-    The relations of `model` are memory, which transitions change, except at instants: there `by_switches` gives an
-    expression with that memory. Nothing slides if a relation is in an expression that calls what cannot be expanded.
+    The relations of `model` are memory, which transitions change, except at instants: there `by_switches` gives
+    expressions with that memory. Nothing slides if a relation is in an expression that calls what cannot be expanded.
     """
     try:
         return _with_sliding(model, surfaces, by_switches)
@@ -72,9 +74,7 @@ def with_sliding(model: HybridModel, surfaces: Sequence[Surface], by_switches: C
         return model
 
 
-def _with_sliding(
-    model: HybridModel, surfaces: Sequence[Surface], by_switches: Callable[[ca.MX], ca.MX]
-) -> HybridModel:
+def _with_sliding(model: HybridModel, surfaces: Sequence[Surface], by_switches: BySwitches) -> HybridModel:
     fields = {name: Field.of(model, mode, surfaces) for name, mode in model.modes.items()}
     used = {surface: None for field in fields.values() for surface in field.surfaces}
     if not used:
@@ -105,7 +105,7 @@ def _with_sliding(
 
 
 def _everywhere(
-    model: HybridModel, fields: Mapping[str, Field], functional: Functional, by_switches: Callable[[ca.MX], ca.MX]
+    model: HybridModel, fields: Mapping[str, Field], functional: Functional, by_switches: BySwitches
 ) -> Functional:
     """The functional, whose expressions are evaluated in every mode."""
 
@@ -125,7 +125,7 @@ def _everywhere(
         return result
 
     def at_instant(expression: ca.MX) -> ca.MX:
-        return changed(by_switches(expression), expression)
+        return changed(*by_switches([expression]), expression)
 
     return replace(
         functional,

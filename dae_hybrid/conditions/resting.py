@@ -53,15 +53,16 @@ SHARPNESS = {ca.OP_FABS: 1.0, ca.OP_FMAX: 0.5, ca.OP_FMIN: -0.5}
 class Kinks:
     """The kinks of the equations and integrands of a mode.
 
-    `flow` are the rates of y, `integrands` those of the functionals, `residuals` the algebraic equations; `lower` turns
-    them, with further symbols, into a function of (t, x, m, p) and these. Kinks that depend on none of `moving` are
-    constant.
+    `flow` are the rates of y, `integrands` those of the functionals, `residuals` the algebraic equations; `by_switches`
+    returns them by the memory of their relations, `lower` turns them, with further symbols, into a function of
+    (t, x, m, p) and these. Kinks that depend on none of `moving` are constant.
     """
 
     what: str
     flow: Sequence[ca.MX]
     integrands: Sequence[ca.MX]
     residuals: Sequence[ca.MX]
+    by_switches: Callable[[Sequence[ca.MX]], list[ca.MX]]
     lower: Callable[[str, Sequence[tuple[str, ca.MX]], Sequence[ca.MX]], ca.Function]
     moving: Set[int]
 
@@ -71,7 +72,7 @@ class Kinks:
     @cached_property
     def _in_symbols(self) -> tuple[Discontinuities, list[list[_Kink]]]:
         """The rates with symbols in place of kinks, and the kinks by levels of nesting, innermost first."""
-        rates = [*self.flow, *self.integrands, *self.residuals]
+        rates = self.by_switches([*self.flow, *self.integrands, *self.residuals])
         found = Discontinuities(self.what, rates, self.moving, clips=True)
         levels: list[list[_Kink]] = []
         while nodes := found.innermost(KINKS):
