@@ -125,7 +125,8 @@ def _everywhere(
         return result
 
     def at_instant(expression: ca.MX) -> ca.MX:
-        return changed(*by_switches([expression]), expression)
+        (known,) = by_switches([expression])
+        return changed(known, expression)
 
     return replace(
         functional,
