@@ -5,6 +5,7 @@ Everything is in scalar symbols, entry by entry: an entry of a vector acts on it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import casadi as ca
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse.csgraph import connected_components
 
 from dae_hybrid.codegen.casadi_tools import expanded
@@ -26,6 +28,11 @@ CROSSES, SLIDES, ABOVE, BELOW = 0.0, 1.0, 2.0, 3.0
 MOST_SOLVED, MOST_SURFACES, MOST_TOGETHER = 16, 100, 4
 #: points at which rates are compared, and the share of them within which they are equal
 SAMPLES, MIXED = 64, 1e-9
+#: height at which a rate that vanishes on a surface, as a root or faster, is below this share of what it is elsewhere;
+#: steps to the surface, and samples that are needed
+BESIDE, VANISHED, NEWTON_STEPS, ENOUGH = 1e-12, 1e-2, 50, 8
+#: operations by which a rate can vanish on a surface that is reached
+ROOTS = frozenset((ca.OP_SQRT, ca.OP_POW, ca.OP_CONSTPOW))
 
 
 @dataclass(eq=False)
@@ -171,6 +178,7 @@ class Field:
     surfaces: list[Surface]
     rates: list[ca.SX]  # of the heights
     scalars: Scalars
+    stated: list[ca.MX]  # all equations and integrands
 
     @classmethod
     def of(cls, model: HybridModel, mode: Mode, surfaces: Sequence[Surface]) -> Field:
@@ -185,7 +193,9 @@ class Field:
             found = equations.rates_of(own, model.time, scalars) if own else found
         if len(found) > MOST_SURFACES:
             found = {}
-        return cls(list(found), list(found.values()), scalars)
+        integrands = [f.integrand for f in model.functionals.values() if f.integrand is not None]
+        stated = [*mode.ode.values(), mode.residual, mode.algebraic, *integrands]
+        return cls(list(found), list(found.values()), scalars, stated)
 
     def slides(self, i: int) -> ca.SX:
         """Whether the motion slides on a surface."""
@@ -255,6 +265,32 @@ class Field:
         values = values[:, :, np.all(np.isfinite(values), axis=(0, 1))]
         differences = np.abs(np.einsum("ijk,j->ik", values, (1.0, -1.0, -1.0, 1.0)))
         return values.shape[2] == 0 or bool(np.any(differences > MIXED * np.abs(values).max(axis=1)))
+
+    # -- rest -----------------------------------------------------------------------------------------
+
+    def is_undetermined(self, i: int) -> bool:
+        """Whether the motion comes to rest on a surface from both sides, where something else jumps.
+
+        As with h' = -c sign(h) sqrt(|h|): every share keeps it there. Judged by samples, beside the surface and away.
+        """
+        rate = ca.Function("rate", ca.symvar(self.rates[i]), [self.rates[i]])
+        if ROOTS.isdisjoint(map(rate.instruction_id, range(rate.n_instructions()))):
+            return False
+        height, *stated = self.scalars.expanded([self.surfaces[i].height, *self.stated])
+        entries = ca.vertsplit(ca.densify(ca.veccat(*stated)))
+        jumps = [self._on(i, 0.0, e) - self._on(i, 1.0, e) for e in entries if i in self._acting(e)]
+        column = ca.vertcat(*(self._on(i, side, self.rates[i]) for side in (0.0, 1.0)), *jumps)
+        symbols = ca.vertcat(*ca.symvar(ca.vertcat(height, column)))
+        place = ca.Function("place", [symbols], [height, ca.densify(ca.gradient(height, symbols))])
+        values, draw, vanish = ca.Function("values", [symbols], [column]), np.random.default_rng(0), []
+        with np.errstate(all="ignore"):
+            for _ in range(SAMPLES):
+                away = draw.choice((-1.0, 1.0), symbols.numel()) * 10.0 ** draw.uniform(-1, 1, symbols.numel())
+                here, there = (np.abs(np.array(values(point)).ravel()) for point in (_beside(place, away), away))
+                if np.all(np.isfinite(here)) and np.all(np.isfinite(there)):
+                    vanish.append(here <= VANISHED * there)
+        always = np.all(vanish, axis=0)
+        return len(vanish) >= ENOUGH and bool(always[:2].all() and not always.all())
 
     # -- shares ---------------------------------------------------------------------------------------
 
@@ -340,6 +376,15 @@ class Field:
             found += [self._on(i, 0.0, rate), self._on(i, 1.0, rate), fall * share, fall * (1 - share)]
         values = self.scalars.restored(found)
         return [Sides(*values[k : k + 4]) for k in range(0, len(values), 4)]
+
+
+def _beside(place: ca.Function, point: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a point beside a surface, on the side of another one: `place` gives the height and its gradient."""
+    side = math.copysign(1.0, float(place(point)[0]))
+    for _ in range(NEWTON_STEPS):
+        height, slope = (np.array(value).ravel() for value in place(point))
+        point = point - (height - side * BESIDE) / (slope @ slope) * slope
+    return point
 
 
 def _jumps(declared: Declaration) -> bool:

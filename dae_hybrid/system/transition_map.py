@@ -246,10 +246,19 @@ class TransitionMap:
         return StatePoint(after, memory, *entry), xi
 
     def _refuse_ambiguous(self, target: ModeSystem, t: float, memory: Array) -> None:
-        """Refuse motion along the surface of a relation that is not determined: its status is NaN."""
+        """Refuse motion along the surface of a relation that is not determined: its status is NaN or infinite."""
         relation = self.relation
-        if relation is None or relation.status is None or not math.isnan(memory[relation.status]):
+        if relation is None or relation.status is None or math.isfinite(memory[relation.status]):
             return
+        if math.isinf(memory[relation.status]):
+            raise EventError(
+                f'The motion comes to rest on the surface of "{relation.memory}" from both sides, where something else '
+                "jumps whose value there nothing determines.",
+                transition=self.name,
+                mode=target.name,
+                time=t,
+                remedy="State rest as a mode of its own, or what jumps as a relation of another quantity.",
+            )
         leaves = relation.is_exit
         raise EventError(
             f'The motion along the surface of "{relation.memory}" is not unique: '

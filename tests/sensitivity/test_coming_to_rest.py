@@ -71,3 +71,38 @@ def test_a_second_tank_takes_what_the_first_one_loses() -> None:
     fsa = dh.forward_sensitivity(m.build(), SPAN, rtol=1e-8, atol=1e-10)
     assert fsa.trajectory.functionals["G"] == pytest.approx(exact(1.0, 1.5, 0.7).real, rel=1e-7)
     np.testing.assert_allclose(fsa.gradient["G"], right, rtol=1e-6)
+
+
+COUNTS: dict[str, Callable[[Any, Any], Any]] = {
+    "a > b": lambda a, b: ca.if_else(a > b, 1, 0),
+    "sign": lambda a, b: ca.sign(b - a),
+}
+
+
+def two_tanks(counts: Any = None, *, native: bool = True) -> dh.HybridSystem:
+    """Levels a and b that come together through an orifice."""
+    m = dh.HybridModel("two tanks")
+    c, a, b, y = m.parameter("c", 1.0), m.differential("a"), m.differential("b"), m.differential("y")
+    flow = c * ca.sign(a - b) * ca.sqrt(ca.fabs(a - b))
+    run = m.mode("run", ode={a: -flow, b: flow, y: a - b + (0 if counts is None else counts(a, b))})
+    m.initial(run, {a: 2.0, b: 0.0, y: 0.0})
+    m.functional("G", terminal=y)
+    return m.build(native=native)
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if "bdf" not in way.values()], ids=str)
+def test_two_levels_that_meet(way: dict[str, Any]) -> None:
+    """a - b is (sqrt(2) - t)^2 until sqrt(2). BDF finds them equal to the last bit, where `sign` is refused."""
+    sol = dh.simulate(two_tanks(), SPAN, rtol=1e-6, atol=1e-9, **way)
+    assert sol.functionals["G"] == pytest.approx(2**1.5 / 3, rel=1e-6)
+    np.testing.assert_allclose([sol["a"][-1], sol["b"][-1]], 1.0, atol=1e-6)
+    assert [event.transition for event in sol.events] == ['"a-b < 0" slides']
+    assert sol.events[0].time == pytest.approx(2**0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("counts", COUNTS)
+def test_what_jumps_where_both_sides_come_to_rest_is_undetermined(counts: str, native: bool) -> None:
+    """Every share of the two sides keeps the levels equal; half of the time was counted."""
+    with pytest.raises(dh.EventError, match=r"comes to rest on the surface|sign rests at zero"):
+        dh.simulate(two_tanks(COUNTS[counts], native=native), SPAN)
