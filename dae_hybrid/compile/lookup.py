@@ -12,6 +12,7 @@ from typing import Any
 import casadi as ca
 
 from dae_hybrid.compile.lookup_functions import clipped, coefficients, defined, in_cells, margins, nearest, position
+from dae_hybrid.compile.lowering import moving_symbols
 from dae_hybrid.errors import ModelError
 from dae_hybrid.statement.declarations import Declaration, Functional, Initial, MassStatement, Mode, Transition
 from dae_hybrid.statement.discontinuities import instructions
@@ -67,8 +68,7 @@ class _Tables:
         self._by_number = {table.number: table for table in model.tables.values()}
         self._functions: dict[tuple[int, str], ca.Function] = {}
         self._coefficients: dict[int, ca.MX] = {}
-        varying = [d for d in model.declarations.values() if d.kind in ("differential", "algebraic") or d.signal]
-        self._moving = {s.__hash__() for s in (model.time, *(d.symbol for d in varying), *model.rates.values())}
+        self._moving = moving_symbols(model, inputs=True)
         self._solved = ca.veccat(ca.MX(0, 1), *(d.symbol for d in model.of_kind("algebraic")), *model.rates.values())
 
     # -- statements -------------------------------------------------------------------------------

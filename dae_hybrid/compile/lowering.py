@@ -24,10 +24,11 @@ from dae_hybrid.statement.discontinuities import without_marks
 from dae_hybrid.statement.model import HybridModel
 
 
-def moving_symbols(model: HybridModel) -> set[int]:
-    """Hashes of the symbols that change between transitions: time, variables and their rates."""
-    variables = (*model.of_kind("differential"), *model.of_kind("algebraic"))
-    return {symbol.__hash__() for symbol in (model.time, *(d.symbol for d in variables), *model.rates.values())}
+def moving_symbols(model: HybridModel, *, inputs: bool = False) -> set[int]:
+    """Hashes of the symbols that change between transitions: time, variables and their rates, `inputs` if wanted."""
+    declared = model.declarations.values()
+    moving = [d for d in declared if d.kind in ("differential", "algebraic") or (inputs and d.signal is not None)]
+    return {symbol.__hash__() for symbol in (model.time, *(d.symbol for d in moving), *model.rates.values())}
 
 
 @dataclass(frozen=True)

@@ -131,9 +131,8 @@ class _Lifting:
         #: symbols that the equations of a mode are solved for
         self.solved = ca.veccat(ca.MX(0, 1), *(d.symbol for d in model.of_kind("algebraic")), *model.rates.values())
         self.moving = moving_symbols(model)
-        signals = {d.symbol.__hash__() for d in model.of_kind("memory") if d.signal is not None}
-        #: what a clip of known times may not depend on: an input may rest at its kink, to rounding
-        self.unforeseen = (self.moving | signals) - {model.time.__hash__()}
+        #: what kinks of time do not depend on: an input may rest at its kink, to rounding
+        self.unforeseen = moving_symbols(model, inputs=True) - {model.time.__hash__()}
 
     # -- expressions ------------------------------------------------------------------------------
 

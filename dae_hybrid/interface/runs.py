@@ -105,7 +105,7 @@ class RunBuilder:
         self._check_tolerance_names()
         self._check_index()
         self._check_resolution()
-        self._check_max_step()
+        self._set_max_step()
         self._check_fixed_step()
         check_capabilities(adapter, self.system, self.options, analysis)
         if len(known) >= MAX_CACHED_OPTIONS:
@@ -132,7 +132,7 @@ class RunBuilder:
                 remedy="Declare a coarser resolution: the shortest time for which the guard may stay on one side.",
             )
 
-    def _check_max_step(self) -> None:
+    def _set_max_step(self) -> None:
         """Refuse a limit below rounding, and limit the steps of modes with clips, behind which motion begins unseen."""
         length, largest = self.span[1] - self.span[0], self.options.max_step
         shortest = MIN_PROGRESS_SHARE * max(abs(self.span[0]), length)
