@@ -322,6 +322,8 @@ def _sampled(run: Trajectory, mode: ModeSystem, most: int) -> Iterator[tuple[_Po
     plain: list[Segment] = []
     for item in run.parts.given:
         if isinstance(item, RecordTable):
+            if mode.index not in item.rows:  # it is not entered
+                continue
             if item.task.t_eval is None and item.complete() is item:
                 points = _of_table(run, item, mode)
                 segments = partial(_segment_of, run, item)

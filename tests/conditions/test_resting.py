@@ -186,7 +186,7 @@ def test_a_terminal_kink_next_to_zero_is_judged_by_the_accuracy_of_the_run(metho
 
 
 def test_points_of_record_tables_are_those_of_segments() -> None:
-    """Two modes with states of different sizes, an eliminated variable and memory."""
+    """Two modes with states of different sizes, an eliminated variable and memory; a third one is never entered."""
     m = dh.HybridModel("tables")
     a, x, y, z, n = (
         m.parameter("a", 0.5),
@@ -199,10 +199,15 @@ def test_points_of_record_tables_are_those_of_segments() -> None:
     two = m.mode("two", ode={x: -x + n * 0.01, y: ca.fabs(x - y)})
     m.transition(one, two, guard=x - 1.4, direction="rising", reset={x: x, y: 0.0}, memory={n: n + 1}, name="on")
     m.transition(two, one, guard=x - 0.2, direction="falling", reset={x: x}, name="off")
+    never = m.mode("never", ode={x: ca.fabs(x)})
+    m.transition(two, never, guard=x - 100, direction="rising", reset={x: x}, name="never")
     m.initial(one, {x: 0.0})
-    run = dh.simulate(m.build(), (0, 20), rtol=1e-8)
+    m.functional("G", terminal=x)
+    system = m.build()
+    assert np.isfinite(dh.forward_sensitivity(system, (0, 20)).gradient["G"]).all()
+    run = dh.simulate(system, (0, 20), rtol=1e-8)
     (table,) = (item for item in run.parts.given if isinstance(item, RecordTable))
-    for mode in run.system.modes:
+    for mode in run.system.modes[:2]:
         found = resting._of_table(run, table, mode)
         segments = [s for s in run.parts.of(table) if isinstance(s, Segment) and s.mode is mode]
         expected = resting._joined([resting._of_segment(run, s, k) for k, s in enumerate(segments)])
