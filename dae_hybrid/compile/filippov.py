@@ -5,7 +5,6 @@ Everything is in scalar symbols, entry by entry: an entry of a vector acts on it
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -258,39 +257,42 @@ class Field:
         if not corners:
             return False
         column = ca.vertcat(*corners)
-        symbols, draw = ca.symvar(column), np.random.default_rng(0)
-        signs, sizes = draw.choice((-1.0, 1.0), (len(symbols), SAMPLES)), draw.uniform(-1, 1, (len(symbols), SAMPLES))
+        symbols = ca.symvar(column)
         function = ca.Function("corners", [ca.vertcat(*symbols)], [column])
-        values = np.array(function.map(SAMPLES)(signs * 10.0**sizes)).reshape(-1, 4, SAMPLES)
+        values = np.array(function.map(SAMPLES)(_samples(len(symbols)))).reshape(-1, 4, SAMPLES)
         values = values[:, :, np.all(np.isfinite(values), axis=(0, 1))]
         differences = np.abs(np.einsum("ijk,j->ik", values, (1.0, -1.0, -1.0, 1.0)))
         return values.shape[2] == 0 or bool(np.any(differences > MIXED * np.abs(values).max(axis=1)))
 
     # -- rest -----------------------------------------------------------------------------------------
 
-    def is_undetermined(self, i: int) -> bool:
-        """Whether the motion comes to rest on a surface from both sides, where something else jumps.
+    @cached_property
+    def undetermined(self) -> list[bool]:
+        """Whether the motion comes to rest on each surface from both sides, where something else jumps.
 
         As with h' = -c sign(h) sqrt(|h|): every share keeps it there. Judged by samples, beside the surface and away.
         """
-        rate = ca.Function("rate", ca.symvar(self.rates[i]), [self.rates[i]])
-        if ROOTS.isdisjoint(map(rate.instruction_id, range(rate.n_instructions()))):
-            return False
-        height, *stated = self.scalars.expanded([self.surfaces[i].height, *self.stated])
-        entries = ca.vertsplit(ca.densify(ca.veccat(*stated)))
+        functions = [ca.Function("rate", ca.symvar(rate), [rate]) for rate in self.rates]
+        rooted = [not ROOTS.isdisjoint(map(f.instruction_id, range(f.n_instructions()))) for f in functions]
+        if not any(rooted):
+            return rooted
+        heights, stated = (
+            ca.vertsplit(ca.densify(ca.veccat(*self.scalars.expanded(columns))))
+            for columns in ([surface.height for surface in self.surfaces], self.stated)
+        )
+        return [own and self._jumps_at_rest(i, heights[i], stated) for i, own in enumerate(rooted)]
+
+    def _jumps_at_rest(self, i: int, height: ca.SX, entries: Sequence[ca.SX]) -> bool:
         jumps = [self._on(i, 0.0, e) - self._on(i, 1.0, e) for e in entries if i in self._acting(e)]
         column = ca.vertcat(*(self._on(i, side, self.rates[i]) for side in (0.0, 1.0)), *jumps)
         symbols = ca.vertcat(*ca.symvar(ca.vertcat(height, column)))
-        place = ca.Function("place", [symbols], [height, ca.densify(ca.gradient(height, symbols))])
-        values, draw, vanish = ca.Function("values", [symbols], [column]), np.random.default_rng(0), []
+        place = ca.Function("place", [symbols], [height, ca.densify(ca.gradient(height, symbols))]).map(SAMPLES)
+        values, away = ca.Function("values", [symbols], [column]).map(SAMPLES), _samples(symbols.numel())
         with np.errstate(all="ignore"):
-            for _ in range(SAMPLES):
-                away = draw.choice((-1.0, 1.0), symbols.numel()) * 10.0 ** draw.uniform(-1, 1, symbols.numel())
-                here, there = (np.abs(np.array(values(point)).ravel()) for point in (_beside(place, away), away))
-                if np.all(np.isfinite(here)) and np.all(np.isfinite(there)):
-                    vanish.append(here <= VANISHED * there)
-        always = np.all(vanish, axis=0)
-        return len(vanish) >= ENOUGH and bool(always[:2].all() and not always.all())
+            here, there = (np.abs(np.array(values(points))) for points in (_beside(place, away), away))
+            vanish = (here <= VANISHED * there)[:, np.all(np.isfinite(here) & np.isfinite(there), axis=0)]
+        always = vanish.all(axis=1)
+        return vanish.shape[1] >= ENOUGH and bool(always[:2].all() and not always.all())
 
     # -- shares ---------------------------------------------------------------------------------------
 
@@ -378,13 +380,20 @@ class Field:
         return [Sides(*values[k : k + 4]) for k in range(0, len(values), 4)]
 
 
-def _beside(place: ca.Function, point: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a point beside a surface, on the side of another one: `place` gives the height and its gradient."""
-    side = math.copysign(1.0, float(place(point)[0]))
+def _samples(n: int) -> NDArray[np.float64]:
+    """Values of both signs and several sizes for n symbols, (n, SAMPLES)."""
+    draw = np.random.default_rng(0)
+    signs, sizes = draw.choice((-1.0, 1.0), (n, SAMPLES)), draw.uniform(-1, 1, (n, SAMPLES))
+    return np.asarray(signs * 10.0**sizes)
+
+
+def _beside(place: ca.Function, points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return points beside a surface, on the sides of others: `place` gives the heights and their gradients."""
+    side = np.copysign(1.0, np.array(place(points)[0]))
     for _ in range(NEWTON_STEPS):
-        height, slope = (np.array(value).ravel() for value in place(point))
-        point = point - (height - side * BESIDE) / (slope @ slope) * slope
-    return point
+        height, slope = map(np.array, place(points))
+        points = points - (height - side * BESIDE) / (slope**2).sum(axis=0) * slope
+    return points
 
 
 def _jumps(declared: Declaration) -> bool:

@@ -154,7 +154,7 @@ def _flipped(transition: Transition, relation: Relation, field: Field, entries: 
     flipped = replace(transition, trigger=StateTrigger(guard))
     if relation.is_kink:  # the rates do not jump there
         return flipped
-    slides = ca.MX(math.inf if field.is_undetermined(found[0]) else SLIDES)
+    slides = ca.MX(math.inf if field.undetermined[found[0]] else SLIDES)
     for rival in field.rivals(found[0]):
         slides = ca.if_else(rival.status == SLIDES, math.nan, slides)
     status = ca.if_else(ca.logic_and(sides.above < 0, sides.below > 0), slides, CROSSES)

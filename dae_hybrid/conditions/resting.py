@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import casadi as ca
 import numpy as np
@@ -339,9 +339,8 @@ def _sampled(run: Trajectory, mode: ModeSystem, most: int) -> Iterator[tuple[_Po
 
 
 def _segment_of(run: Trajectory, table: RecordTable, k: int) -> Segment:
-    """Return the segment before a record."""
-    parts = [part for part in run.parts.of(table) if not isinstance(part, RECORDS)]
-    return parts[int(np.count_nonzero(table.is_segments[:k]))]
+    """Return the segment before a record, among the parts of the table."""
+    return cast("Segment", run.parts.of(table)[k + int(np.count_nonzero(table.is_segments[:k]))])
 
 
 def _joined(points: Sequence[_Points]) -> _Points:

@@ -72,7 +72,7 @@ class ForwardSensitivity(PortableResult):
     gradient : dict of ndarray
         dG/dp by functional: (n_p,), or (k, n_p) for a vector functional.
     event_time_sensitivity : ndarray, shape (n_events, n_p)
-        dt_i/dp (SR eq. 6b, 27); NaN where motion that was held on a surface begins to leave it.
+        dt_i/dp (SR eq. 6b, 27); NaN where motion that was held on a surface begins to leave it, or a guard has no rate.
     event_sensitivities : tuple of EventSensitivity
         Derivatives on both sides of every event.
     duality : dict of Duality
